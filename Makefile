@@ -1,0 +1,146 @@
+# One command from a clean clone to records, tables and figures: `make reproduce`. `make help` lists the rest.
+#
+# Settings reach Python through the environment only and are never pasted into shell text, so a value with a ; or
+# a $( in it is an unknown GPU or model, not a command. What is measured is decided by the records that are there,
+# never by file times; and nothing runs in parallel, because two measurements on one machine disturb each other.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+SETTINGS := GPU MODELS CONTEXTS SESSIONS EXPERIMENTS WEIGHTS REQUIRE PIP_ARGS PYTHON
+
+GPU ?= auto
+WEIGHTS ?= synthetic
+
+# The text that was typed, unexpanded: $(value ...) keeps make itself from running a $(shell ...) in it.
+define literal
+override $(1) := $$(value $(1))
+endef
+$(foreach setting,$(SETTINGS),$(eval $(call literal,$(setting))))
+export $(SETTINGS)
+
+# Which interpreter. A given one, or that of an active conda environment, is used as it is: a cluster's or a
+# container's torch stays the one that is measured. Conda's base is nobody's choice, so it does not count.
+ifneq ($(PYTHON),)
+PY := $(PYTHON)
+else ifneq ($(and $(CONDA_PREFIX),$(filter-out base,$(or $(CONDA_DEFAULT_ENV),base))),)
+PY := $(CONDA_PREFIX)/bin/python
+else
+PY := .venv/bin/python
+OWN_VENV := yes
+endif
+export PY
+need = $(if $(OWN_VENV),requirements/install.sh,"$$PY" requirements/interpreter.py) $(1)
+
+# A checkout works uninstalled, nothing phones home, and only WEIGHTS=hub may download a model.
+export PYTHONPATH := $(CURDIR)/artifact$(if $(PYTHONPATH),:$(PYTHONPATH))
+export HF_HUB_DISABLE_TELEMETRY := 1
+export DO_NOT_TRACK := 1
+export TOKENIZERS_PARALLELISM := false
+ifneq ($(WEIGHTS),hub)
+export HF_HUB_OFFLINE := 1
+endif
+
+# Tests and linters see the project, not the settings of one call.
+unset = env $(addprefix --unset=,$(SETTINGS))
+
+.PHONY: help
+help: ## this list
+	@echo "usage: make TARGET [SETTING=value ...]"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+	@sed -n 's/^#: /  /p' Makefile
+
+#:
+#: GPU=auto            h100, a100, l40s, l4, h200, ..., cpu; auto is the card found, else cpu
+#: MODELS= CONTEXTS=   narrow the grid: comma-separated names, comma-separated numbers
+#: SESSIONS=           fresh processes per cell
+#: EXPERIMENTS=        narrow to these experiments
+#: WEIGHTS=synthetic   or hub, or the path of a checkpoint
+#: REQUIRE=measured    fail if anything is replayed or missing
+#: PYTHON=python3      use this interpreter as it is and install nothing (an active conda environment likewise)
+#: PIP_ARGS=           more options for pip, split at spaces, such as another index for torch
+
+.PHONY: reproduce
+reproduce: ## measure what is missing if this machine can, else replay the shipped records; rebuild everything
+	@$(call need,analysis)
+	@mode=$$("$$PY" -m decodegap mode); if [ "$$mode" = measure ]; then $(call need,analysis measure); fi
+	@"$$PY" -m decodegap reproduce
+
+.PHONY: measure
+measure: ## only measure, and only on the GPU that was named
+	@$(call need,analysis)
+	@"$$PY" -m decodegap mode --must-measure >/dev/null
+	@$(call need,analysis measure)
+	@"$$PY" -m decodegap measure
+
+.PHONY: status
+status: ## every cell, and why it will or will not be measured
+	@$(call need,analysis)
+	@"$$PY" -m decodegap status
+
+.PHONY: publish
+publish: ## make the local records of GPU the shipped ones
+	@$(call need,analysis)
+	@"$$PY" -m decodegap publish
+
+.PHONY: figures
+figures: ## every figure, from the records
+	@$(call need,analysis)
+	@"$$PY" -m decodegap figures
+
+.PHONY: tables
+tables: ## every table, from the records
+	@$(call need,analysis)
+	@"$$PY" -m decodegap tables
+
+.PHONY: summary
+summary: ## what was measured and where the files are
+	@$(call need,analysis)
+	@"$$PY" -m decodegap summary
+
+.PHONY: lab
+lab: ## JupyterLab on the notebooks, with the right kernel
+	@$(call need,analysis)
+	@"$$PY" -m decodegap lab
+
+.PHONY: bench
+bench: ## what the bundle itself costs a session
+	@$(call need,analysis measure)
+	@"$$PY" -m decodegap bench
+
+.PHONY: test
+test: ## the tests that need no GPU
+	@$(call need,analysis measure dev)
+	@$(unset) "$$PY" -m pytest -m "not gpu"
+
+.PHONY: test-gpu
+test-gpu: ## the tests that need one, with the interpreter there is; nothing is installed
+	@$(unset) "$$PY" -m pytest -m gpu
+
+.PHONY: lint
+lint: ## ruff, mypy, and whether the locks and environment.yml agree
+	@$(call need,analysis measure dev)
+	@$(unset) "$$PY" -m ruff check .
+	@$(unset) "$$PY" -m ruff format --check .
+	@$(unset) "$$PY" -m mypy
+	@$(unset) "$$PY" requirements/compile.py --check
+
+.PHONY: lock
+lock: ## make requirements/*.lock and environment.yml from pyproject.toml (asks the registry)
+	@$(call need,analysis measure dev)
+	@"$$PY" requirements/compile.py
+
+.PHONY: clean
+clean: ## remove caches and scratch; records, shipped or local, stay
+	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov build dist
+	@find . \( -name .venv -o -name .git \) -prune -o -name __pycache__ -prune -exec rm -rf {} +
+	@if "$$PY" -c 'import decodegap, pydantic' 2>/dev/null; then "$$PY" -m decodegap clean; fi
+	@echo "decode-gap: caches and scratch are gone; records and .venv are not"
+
+.PHONY: distclean
+distclean: clean ## the same, and .venv
+	@rm -rf .venv artifact/*.egg-info
