@@ -1,0 +1,50 @@
+"""Where everything is: every place of the bundle, named once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Places:
+    """The folders of one checkout, all derived from its root."""
+
+    root: Path
+
+    @property
+    def results(self) -> Path:
+        """Shipped records: the paper's data."""
+        return self.root / "artifact" / "results"
+
+    @property
+    def local(self) -> Path:
+        """This machine's own records: the measuring cache, ignored by git."""
+        return self.results / "local"
+
+    @property
+    def published(self) -> Path:
+        """The study's own numbers, with their sources."""
+        return self.root / "artifact" / "published" / "published.json"
+
+    @property
+    def schema(self) -> Path:
+        """JSON Schema of a record, exported from the model."""
+        return self.root / "artifact" / "schema" / "record.schema.json"
+
+    @property
+    def notebooks(self) -> Path:
+        """The papermill-parameterised notebooks."""
+        return self.root / "notebooks"
+
+    @property
+    def figures(self) -> Path:
+        """The style sheet and the generated figures."""
+        return self.root / "figures"
+
+    @property
+    def generated(self) -> Path:
+        """Generated tables and macros that the paper includes."""
+        return self.root / "paper" / "generated"
+
+
+HERE = Places(Path(__file__).resolve().parents[2])
+DATA = Path(__file__).resolve().parent / "data"
