@@ -1,0 +1,132 @@
+"""How a notebook is run: papermill with this interpreter's kernel, progress shown, the result as .ipynb and HTML."""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from decodegap import errors, progress, records
+from decodegap.errors import DecodeGapError, MissingPackageError
+from decodegap.paths import HERE
+
+
+class NotebookFailedError(DecodeGapError):
+    """A notebook stopped for a reason that is not a user's mistake; the executed copy holds the traceback."""
+
+    exit_code = 1
+
+
+def run(name: str, parameters: dict[str, Any], folder: Path, store: Path) -> Path:
+    """Execute `notebooks/<name>.ipynb` with `parameters`; return the executed copy in `folder` (HTML beside it).
+
+    An error of ours inside the notebook is raised again here as itself, so that its one line and its exit code
+    reach the user.
+    """
+    try:
+        import papermill
+        from papermill.exceptions import PapermillExecutionError
+        from traitlets.config import Config
+    except ImportError as error:
+        raise MissingPackageError(
+            f"{error.name} is not installed in {sys.executable}; install requirements/analysis.lock there, "
+            "or leave PYTHON unset to get a .venv"
+        ) from None
+    executed = folder / f"{name}.ipynb"
+    records.write_atomically(executed, b"")  # says at once, in one line, if the folder cannot be written
+    with _relay(), _environment(store):
+        try:
+            papermill.execute_notebook(
+                HERE.notebooks / f"{name}.ipynb",
+                executed,
+                parameters=parameters,
+                kernel_name="python3",
+                progress_bar=False,
+                log_output=True,
+                cwd=HERE.notebooks,
+                config=Config({"KernelManager": {"transport": "ipc"}}),  # no TCP port that others could reach
+            )
+        except PapermillExecutionError as error:
+            ours = getattr(errors, error.ename, None)
+            if isinstance(ours, type) and issubclass(ours, DecodeGapError):
+                raise ours(error.evalue) from None
+            raise NotebookFailedError(
+                f"{name}.ipynb stopped with {error.ename}: {error.evalue[:300]}; see {_relative(executed)}"
+            ) from None
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                _to_html(executed)
+    return executed
+
+
+def _to_html(executed: Path) -> None:
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    notebook = nbformat.read(executed, as_version=4)
+    body, _ = HTMLExporter(embed_images=True).from_notebook_node(notebook)
+    records.write_atomically(executed.with_suffix(".html"), body.encode())
+
+
+@contextlib.contextmanager
+def _relay() -> Iterator[None]:
+    """Show the kernel's output as it comes; papermill hands it to its logger."""
+    logger, relay = logging.getLogger("papermill"), progress.Relay()
+    before = logger.propagate
+    logger.addHandler(relay)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    relay.addFilter(_is_text_output)
+    try:
+        yield
+    finally:
+        relay.finish()
+        logger.removeHandler(relay)
+        logger.propagate = before
+
+
+def _is_text_output(record: logging.LogRecord) -> bool:
+    """Whether papermill's log record is text that a cell printed, not the stand-in text of a picture or a table."""
+    return record.funcName == "log_output_message" and not re.match(r"<(Figure|IPython)\b", record.getMessage())
+
+
+def kernel_environment(store: Path) -> dict[str, str]:
+    """Variables under which `python3` means this interpreter and our library is importable, for a kernel or a lab.
+
+    A user's own kernelspec of that name, or an IPython start-up file, would otherwise run something else.
+    """
+    home = store / ".jupyter"
+    spec = {
+        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": "decode-gap",
+        "language": "python",
+    }
+    records.write_atomically(home / "kernels" / "python3" / "kernel.json", json.dumps(spec).encode())
+    return {
+        "JUPYTER_PATH": os.pathsep.join(filter(None, [str(home), os.environ.get("JUPYTER_PATH")])),
+        "IPYTHONDIR": str(home / "ipython"),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.root / "artifact"), os.environ.get("PYTHONPATH")])),
+    }
+
+
+@contextlib.contextmanager
+def _environment(store: Path) -> Iterator[None]:
+    wanted = kernel_environment(store)
+    before = {key: os.environ.get(key) for key in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+
+
+def _relative(path: Path) -> str:
+    return os.path.relpath(path)

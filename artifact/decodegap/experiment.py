@@ -1,0 +1,73 @@
+"""What an experiment notebook does: check its parameters, plan, run, and say what came out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from decodegap import gpus, plan, runner
+from decodegap.errors import BadInputError
+from decodegap.paths import HERE
+from decodegap.plan import Request, Task
+
+PARAMETERS = ("gpu", "models", "contexts", "sessions", "weights", "results")
+PLANS: dict[str, Callable[[Request, str], list[Task]]] = {"baseline": plan.baseline}
+NOTEBOOKS = {"baseline": "01_baseline"}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment, planned on one GPU, with the store its records go to."""
+
+    name: str
+    gpu: str
+    store: Path
+    tasks: Sequence[Task]
+
+
+def from_notebook(name: str, names: Mapping[str, Any]) -> Experiment:
+    """The experiment `name` with the parameters found among a notebook's global `names`; checked strictly."""
+    given = plan.notebook_parameters(names, PARAMETERS)
+    results = given.pop("results", "")
+    if not isinstance(results, str):
+        raise BadInputError(f"results: {results!r} is not a folder")
+    return prepare(name, plan.request(**given), store(results))
+
+
+def prepare(name: str, req: Request, where: Path) -> Experiment:
+    """Plan experiment `name` for the GPU that `req` means on this machine. Raises where that GPU is not here."""
+    gpu, _device = gpus.require(req.gpu, gpus.detect())
+    return Experiment(name=name, gpu=gpu.slug, store=where, tasks=PLANS[name](req, gpu.slug))
+
+
+def store(results: str) -> Path:
+    """The folder that local records live in: `results`, or the checkout's own when it is empty."""
+    return Path(results).expanduser().resolve() if results else HERE.local
+
+
+def run(experiment: Experiment) -> runner.Report:
+    """Measure what is missing of `experiment`, printing one progress line a session."""
+    return runner.run(experiment.tasks, experiment.store, say=lambda text: print(text, flush=True))
+
+
+def show_table(experiment: Experiment) -> Any:
+    """The experiment's table over this machine's records, for a notebook to display."""
+    from IPython.display import Markdown
+
+    from decodegap import render, report, tables
+
+    view = report.local(experiment.gpu, experiment.store)
+    if view is None:
+        return Markdown("No record yet.")
+    cpu = experiment.gpu == "cpu"
+    return Markdown(render.markdown(tables.cpu(view.frame) if cpu else tables.grid(view.frame, view.published)))
+
+
+def show_figure(experiment: Experiment) -> Any:
+    """The experiment's figure over this machine's records, for a notebook to display."""
+    from decodegap import figures, report
+
+    view = report.local(experiment.gpu, experiment.store)
+    if view is None:
+        return None
+    return figures.cpu(view.frame) if experiment.gpu == "cpu" else figures.context(view.frame, view.published)

@@ -1,0 +1,250 @@
+"""Run a plan: skip what is measured, start sessions, survive their deaths, say how far it is."""
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from decodegap import gpus, progress, records
+from decodegap.errors import BadInputError, BadRecordError, NotMeasuredError, StoreError
+from decodegap.paths import HERE
+from decodegap.plan import Task, task_to_json
+from decodegap.records import Record
+
+DEADLINE_S = 900.0  # a session takes seconds; one that hangs this long will not come back
+ATTEMPTS = 3  # a session that dies or is void is measured again this often in all
+ASIDE = "aside"
+
+
+@dataclass
+class Report:
+    """What a run did, for the summary."""
+
+    measured: list[Path] = field(default_factory=list)
+    cached: list[Path] = field(default_factory=list)
+    set_aside: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one session is started with."""
+
+    task: Task
+    store: Path
+    device: gpus.Device | None
+    deadline_s: float
+
+
+def run(
+    tasks: Sequence[Task],
+    store: Path,
+    *,
+    say: Callable[[str], None] = print,
+    deadline_s: float = DEADLINE_S,
+    attempts: int = ATTEMPTS,
+) -> Report:
+    """Measure every task that has no valid record in `store`, one fresh process each, never two at once.
+
+    A record that is damaged or of another protocol is set aside with its reason and measured again. Raises
+    `StoreError` when another run holds the store or this machine, `BadInputError` when a session says that no
+    repetition would help, and `NotMeasuredError` at the end for sessions that kept dying.
+    """
+    report = Report()
+    with hold(store):
+        sweep(store)
+        missing = [task for task in tasks if not _is_done(task, store, report, say)]
+        if report.cached:
+            say(f"{len(report.cached)} of {len(tasks)} sessions are measured already")
+        device = gpus.require(tasks[0].cell.gpu, gpus.detect())[1] if missing else None
+        began, spent = time.monotonic(), 0.0
+        for done, task in enumerate(missing):
+            attempt = Attempt(task, store, device, deadline_s)
+            text = _measure(attempt, report, attempts)
+            spent = time.monotonic() - began
+            left = spent / (done + 1) * (len(missing) - done - 1)
+            rest = f"; about {progress.duration(left)} left" if left >= 1 else ""
+            say(progress.line(done + 1, len(missing), f"{name(task)}: {text}{rest}"))
+    if report.failed:
+        raise NotMeasuredError(
+            f"{len(report.failed)} of {len(tasks)} sessions could not be measured, first {report.failed[0]}; "
+            "what was measured is kept, and the same command goes on from here"
+        )
+    return report
+
+
+def name(task: Task) -> str:
+    """A task in words: model, context, arm and session."""
+    cell = task.cell
+    return f"{cell.model} ctx {cell.ctx} {cell.arm} session {task.session}"
+
+
+def valid_record(task: Task, store: Path) -> Record | None:
+    """The task's record if it is there, whole, of this protocol and not void; raise `BadRecordError` if it is bad."""
+    path = records.path_of(store, task.cell, task.session)
+    if not path.exists():
+        return None
+    record = records.load(path)
+    if record.cell != task.cell or record.session != task.session:
+        raise BadRecordError(f"{path}: holds another cell: {record.cell.file_name(record.session)}")
+    if record.protocol_hash != task.protocol.digest():
+        raise BadRecordError(f"{path}: measured under protocol {record.protocol_hash}, not {task.protocol.digest()}")
+    if record.outcome == "void":
+        raise BadRecordError(f"{path}: void: {'; '.join(record.reasons)}")
+    return record
+
+
+def _is_done(task: Task, store: Path, report: Report, say: Callable[[str], None]) -> bool:
+    path = records.path_of(store, task.cell, task.session)
+    try:
+        if valid_record(task, store) is None:
+            return False
+    except BadRecordError as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        set_aside(path, store)
+        report.set_aside.append(f"{path.name}: {reason}")
+        say(f"set aside {path.name}: {reason}; measuring it again")
+        return False
+    report.cached.append(path)
+    return True
+
+
+def set_aside(path: Path, store: Path) -> Path:
+    """Move a record out of the measuring cache, keeping it under `aside/`; return where it went."""
+    base = store / ASIDE / path.relative_to(store)
+    target, copy = base, 1
+    while target.exists():
+        copy += 1
+        target = base.with_name(f"{base.stem}.{copy}{base.suffix}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be set aside: {error.strerror}") from None
+    return target
+
+
+def sweep(store: Path) -> None:
+    """Remove what a killed writer left: unfinished temporary files, never a record."""
+    for leftover in store.glob("*/*/.*.partial"):
+        leftover.unlink(missing_ok=True)
+
+
+def _measure(attempt: Attempt, report: Report, attempts: int) -> str:
+    """Measure one task, again if it dies or is void; note it in `report` and say in words how it went."""
+    task = attempt.task
+    path = records.path_of(attempt.store, task.cell, task.session)
+    reason = ""
+    for _ in range(attempts):
+        if path.exists():
+            set_aside(path, attempt.store)  # the void record of the attempt before
+        reason = _session(attempt)
+        if reason:
+            continue
+        record = records.load(path)
+        if record.outcome == "void":
+            reason = "void: " + "; ".join(record.reasons)
+            continue
+        report.measured.append(path)
+        return f"{record.step_ms:.2f} ms" if record.step_ms else f"{record.outcome}: {'; '.join(record.reasons)}"
+    report.failed.append(f"{name(task)} ({reason})")
+    return f"not measured after {attempts} attempts: {reason}"
+
+
+def _session(attempt: Attempt) -> str:
+    """Run one session to its end; empty when its record is written, else why not. Raises for a user's mistake."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "decodegap.session", "--store", str(attempt.store)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(attempt.device),
+            start_new_session=True,
+        )
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.communicate(task_to_json(attempt.task), timeout=attempt.deadline_s)
+            process.wait(timeout=attempt.deadline_s)
+        except subprocess.TimeoutExpired:
+            return f"no result within {progress.duration(attempt.deadline_s)}, so it was ended"
+        finally:
+            _end(process)
+        tail = _tail(output)
+    if process.returncode == 0:
+        return ""
+    if process.returncode == BadInputError.exit_code and tail.startswith("decode-gap: "):
+        raise BadInputError(tail.removeprefix("decode-gap: "))
+    if process.returncode < 0:
+        return f"ended by {signal.Signals(-process.returncode).name}" + _perhaps_memory(process.returncode)
+    return f"exit code {process.returncode}: {tail}"
+
+
+def _perhaps_memory(returncode: int) -> str:
+    return " (out of host memory?)" if returncode == -signal.SIGKILL else ""
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """End a session's whole process group, however this process leaves it (deadline, Ctrl-C, error)."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _tail(output: IO[str]) -> str:
+    output.seek(0)
+    lines = [text.strip() for text in output.read()[-20_000:].splitlines() if text.strip()]
+    return lines[-1][:500] if lines else "no message"
+
+
+def environment(device: gpus.Device | None) -> dict[str, str]:
+    """The environment of a session: this one, offline, seeing only `device`."""
+    env = dict(os.environ)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.root / "artifact"), env.get("PYTHONPATH")]))
+    env.setdefault("HF_HUB_OFFLINE", "1")
+    env.update(HF_HUB_DISABLE_TELEMETRY="1", DO_NOT_TRACK="1", TOKENIZERS_PARALLELISM="false")
+    env["CUDA_VISIBLE_DEVICES"] = device.uuid if device else ""
+    return env
+
+
+@contextlib.contextmanager
+def hold(store: Path) -> Iterator[None]:
+    """Hold `store` and this machine for one run; the locks end with the process, so none can be stale.
+
+    Raises `StoreError` saying which process holds them.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_lock(store / ".lock", "this results folder"))
+        machine_wide = Path(tempfile.gettempdir()) / f"decode-gap-{os.getuid()}.lock"
+        stack.enter_context(_lock(machine_wide, "this machine"))
+        yield
+
+
+@contextlib.contextmanager
+def _lock(path: Path, what: str) -> Iterator[None]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = path.open("a+")
+    except OSError as error:
+        raise StoreError(f"{path.parent}: cannot write here: {error.strerror}; check rights and free space") from None
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.seek(0)
+            holder = handle.read(100).strip() or "unknown"
+            message = f"another run (process {holder}) is measuring with {what}; wait for it or stop it"
+            raise StoreError(message) from None
+        handle.truncate(0)
+        handle.write(f"{os.getpid()}\n")
+        handle.flush()
+        yield
