@@ -134,6 +134,11 @@ lock: ## make requirements/*.lock and environment.yml from pyproject.toml (asks 
 	@$(call need,analysis measure dev)
 	@"$$PY" requirements/compile.py
 
+.PHONY: schema
+schema: ## export the JSON Schema of a record from the code
+	@$(call need,analysis)
+	@"$$PY" -m decodegap.records >artifact/schema/record.schema.json
+
 .PHONY: clean
 clean: ## remove caches and scratch; records, shipped or local, stay
 	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov build dist

@@ -1,0 +1,240 @@
+"""What `python -m decodegap VERB` does: a thin wrapper that reads make's settings from the environment."""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from decodegap import execute, experiment, gpus, plan, publish, runner
+from decodegap.errors import BadInputError, BadRecordError, DecodeGapError, NotMeasuredError, WrongGpuError
+from decodegap.gpus import Device, Gpu
+from decodegap.paths import HERE
+from decodegap.plan import Request, Task
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every verb starts from: the request, the GPU it means, what is here, and where local records are."""
+
+    request: Request
+    devices: list[Device]
+    gpu: Gpu
+    device: Device | None
+    store: Path
+    experiments: tuple[str, ...]
+    require_measured: bool
+
+    @property
+    def measurable(self) -> bool:
+        """Whether the GPU asked for is this machine's, so that `reproduce` measures rather than replays."""
+        try:
+            gpus.require(self.request.gpu, self.devices)
+        except WrongGpuError:
+            return False
+        return True
+
+
+def context(env: Mapping[str, str]) -> Context:
+    """Read and check the settings in `env`; raise `BadInputError` for the first that makes no sense."""
+    req = plan.request(
+        gpu=env.get("GPU", "") or "auto",
+        models=env.get("MODELS", ""),
+        contexts=env.get("CONTEXTS", ""),
+        sessions=env.get("SESSIONS", ""),
+        weights=env.get("WEIGHTS", "") or "synthetic",
+    )
+    names = tuple(env.get("EXPERIMENTS", "").replace(",", " ").split()) or tuple(experiment.PLANS)
+    for name in names:
+        if name not in experiment.PLANS:
+            raise BadInputError(f"EXPERIMENTS: {name!r} is none of {', '.join(experiment.PLANS)}")
+    if env.get("REQUIRE", "") not in ("", "measured"):
+        raise BadInputError(f"REQUIRE: {env['REQUIRE']!r}; the only requirement there is, is REQUIRE=measured")
+    devices = gpus.detect()
+    shipped = [folder.name for folder in HERE.results.glob("*") if folder.name != HERE.local.name]
+    gpu, device = gpus.choose(req.gpu, devices, extra=shipped)
+    return Context(
+        request=req,
+        devices=devices,
+        gpu=gpu,
+        device=device,
+        store=experiment.store(env.get("RESULTS", "")),
+        experiments=names,
+        require_measured=bool(env.get("REQUIRE")),
+    )
+
+
+def tasks(ctx: Context) -> list[Task]:
+    """Every session of every experiment asked for, in order."""
+    return [task for name in ctx.experiments for task in experiment.PLANS[name](ctx.request, ctx.gpu.slug)]
+
+
+def mode(ctx: Context, *, must_measure: bool = False) -> None:
+    """Print `measure` or `replay`, so that make knows which packages are needed."""
+    if must_measure:
+        gpus.require(ctx.request.gpu, ctx.devices)
+    tasks(ctx)
+    print("measure" if ctx.measurable else "replay")
+    print(f"decode-gap: {_here(ctx)}", file=sys.stderr)
+
+
+def _here(ctx: Context) -> str:
+    found = ctx.devices[0].describe() if ctx.devices else "no NVIDIA GPU"
+    if ctx.measurable:
+        what = "the CPU stand-ins" if ctx.gpu.slug == "cpu" else ctx.gpu.label
+        return f"found {found}; GPU={ctx.request.gpu} measures {what} here"
+    return f"found {found}; GPU={ctx.request.gpu} is not here, so its records are replayed"
+
+
+def measure(ctx: Context) -> None:
+    """Measure what is missing, each experiment through its notebook."""
+    gpus.require(ctx.request.gpu, ctx.devices)
+    for name in ctx.experiments:
+        parameters = {
+            "gpu": ctx.gpu.slug,
+            "models": list(ctx.request.models),
+            "contexts": list(ctx.request.contexts),
+            "sessions": ctx.request.sessions or "",
+            "weights": ctx.request.weights_dir or ctx.request.weights,
+            "results": str(ctx.store),
+        }
+        execute.run(experiment.NOTEBOOKS[name], parameters, ctx.store / ctx.gpu.slug / "notebooks", ctx.store)
+
+
+def reproduce(ctx: Context) -> None:
+    """Measure if the GPU is here, else replay; rebuild the paper's tables and figures; say what stands where."""
+    unfinished: NotMeasuredError | None = None
+    if ctx.measurable:
+        try:
+            measure(ctx)
+        except NotMeasuredError as error:
+            unfinished = error
+    execute.run(
+        "05_paper", {"gpu": ctx.gpu.slug, "results": str(ctx.store)}, ctx.store / ctx.gpu.slug / "notebooks", ctx.store
+    )
+    summary(ctx)
+    if unfinished:
+        raise unfinished
+
+
+def summary(ctx: Context) -> None:
+    """Say what is measured, published, predicted or missing and why, line by line, and where the files are."""
+    from decodegap import report
+
+    print(f"\n{_here(ctx)}")
+    lines = report.provenance(ctx.gpu.slug, tasks(ctx), ctx.store, HERE)
+    for item in lines:
+        print(f"  {item.text()}")
+    print("Files:")
+    for place in report.places(ctx.gpu.slug, ctx.store, HERE):
+        print(f"  {os.path.relpath(place)}")
+    lacking = [item for item in lines if item.kind != "measured"]
+    if ctx.require_measured and lacking:
+        raise NotMeasuredError(
+            f"REQUIRE=measured: {len(lacking)} of {len(lines)} cells are not measured, first {lacking[0].text()}"
+        )
+
+
+def status(ctx: Context) -> None:
+    """Every session of the plan: measured already, or to be measured, or why not."""
+    print(_here(ctx))
+    todo = 0
+    for task in tasks(ctx):
+        state = _state(ctx, task)
+        todo += state == "will be measured"
+        print(f"  {task.cell.experiment} {runner.name(task)}: {state}")
+    print(f"{todo} sessions to measure")
+
+
+def _state(ctx: Context, task: Task) -> str:
+    try:
+        record = runner.valid_record(task, ctx.store)
+    except BadRecordError as error:
+        return f"will be measured again: {str(error).split(': ', 1)[-1]}"
+    if record is not None:
+        return "measured" if record.outcome == "ok" else f"{record.outcome}: {'; '.join(record.reasons)}"
+    if ctx.measurable:
+        return "will be measured"
+    return f"will not be measured: {gpus.absence(ctx.gpu, ctx.devices)}"
+
+
+def publish_records(ctx: Context) -> None:
+    """Make the local records of the GPU the shipped ones."""
+    copied = publish.publish(ctx.gpu.slug, ctx.store, HERE.results)
+    print(f"published {len(copied)} records of {ctx.gpu.slug}; now run `make figures tables` and commit")
+
+
+def figures(ctx: Context) -> None:
+    """Rebuild every figure from the records."""
+    _rebuild(ctx, "figures")
+
+
+def tables(ctx: Context) -> None:
+    """Rebuild every table from the records."""
+    _rebuild(ctx, "tables")
+
+
+def _rebuild(ctx: Context, what: str) -> None:
+    from decodegap import report
+
+    for path in report.rebuild(HERE, {what}, store=ctx.store):
+        print(os.path.relpath(path))
+
+
+def clean(ctx: Context) -> None:
+    """Remove the executed notebooks and the kernel's files; records stay."""
+    for folder in [ctx.store / ".jupyter", *ctx.store.glob("*/notebooks"), *ctx.store.glob("*/report")]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def lab(ctx: Context) -> None:
+    """JupyterLab on the notebooks, on loopback with its token, with this interpreter as the kernel."""
+    env = dict(os.environ) | execute.kernel_environment(ctx.store)
+    command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1", f"--notebook-dir={HERE.root}"]
+    subprocess.run([*command, str(HERE.notebooks / "05_paper.ipynb")], env=env, check=False)
+
+
+def bench(ctx: Context) -> None:
+    """What the bundle itself costs: the phases of real sessions, the runner, loading and rebuilding."""
+    from decodegap import bench as benchmark
+
+    for text in benchmark.lines(ctx.store):
+        print(text, flush=True)
+
+
+VERBS: dict[str, Callable[[Context], None]] = {
+    "measure": measure,
+    "reproduce": reproduce,
+    "status": status,
+    "publish": publish_records,
+    "figures": figures,
+    "tables": tables,
+    "summary": summary,
+    "bench": bench,
+    "clean": clean,
+    "lab": lab,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb; 0, or the error's exit code after its one line on standard error."""
+    parser = argparse.ArgumentParser(prog="decodegap", description="Settings are environment variables: see make help")
+    parser.add_argument("verb", choices=["mode", *VERBS])
+    parser.add_argument("--must-measure", action="store_true", help="mode only: fail if the GPU is not here")
+    args = parser.parse_args(argv)
+    try:
+        ctx = context(os.environ)
+        if args.verb == "mode":
+            mode(ctx, must_measure=args.must_measure)
+        else:
+            VERBS[args.verb](ctx)
+    except DecodeGapError as error:
+        print(f"decode-gap: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("decode-gap: stopped; what was measured is kept, and the same command goes on from here", file=sys.stderr)
+        return 130
+    return 0

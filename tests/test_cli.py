@@ -1,0 +1,117 @@
+"""What a user sees at the command line: modes, status, replay, and one clear line for a mistake."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from conftest import FakeNvml, card
+
+from decodegap import records
+from decodegap.paths import HERE
+
+H100 = card(name="NVIDIA H100 80GB HBM3", memory_mib=81559, bus_width=5120, max_memory_clock=2619)
+H100_PCIE = card(name="NVIDIA H100 PCIe", memory_mib=81559, cuda_cores=114 * 128)
+
+
+def run(verb: str, *args: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "decodegap", verb, *args],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"GPU": "h9000"}, "'h9000'"),
+        ({"GPU": "../x"}, "'../x'"),
+        ({"GPU": "$(id)"}, "'$(id)'"),
+        ({"MODELS": "gpt-9"}, "'gpt-9'"),
+        ({"MODELS": "../models/x"}, "'../models/x'"),
+        ({"CONTEXTS": "many"}, "'many'"),
+        ({"CONTEXTS": "999999"}, "999999"),
+        ({"SESSIONS": "0"}, "'0'"),
+        ({"EXPERIMENTS": "nothing"}, "'nothing'"),
+        ({"WEIGHTS": "/no/such/folder"}, "'/no/such/folder'"),
+        ({"REQUIRE": "everything"}, "'everything'"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["mode", "status"])
+def test_a_mistake_is_one_line_and_exit_2(fake_nvml: FakeNvml, settings: dict[str, str], named: str, verb: str) -> None:
+    done = run(verb, env=fake_nvml.env(**settings))
+    assert done.returncode == 2
+    assert done.stderr.startswith("decode-gap: ")
+    assert named in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_mode_is_measure_only_where_the_card_is(fake_nvml: FakeNvml) -> None:
+    def mode(gpu: str, *cards: dict[str, object]) -> str:
+        fake_nvml.cards(*cards)
+        done = run("mode", env=fake_nvml.env(GPU=gpu))
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert mode("h100", H100) == "measure"
+    assert mode("auto", H100) == "measure"
+    assert mode("auto") == "measure"  # the CPU
+    assert mode("h100") == "replay"
+    assert mode("h100", H100_PCIE) == "replay"
+    assert mode("h100", H100 | {"mig": 1}) == "replay"
+    assert mode("h100", H100 | {"cuda_cores": 100 * 128}) == "replay"
+
+
+@pytest.mark.parametrize(
+    ("cards", "why"),
+    [
+        ([], "no NVIDIA GPU was found"),
+        ([H100_PCIE], "NVIDIA H100 PCIe"),
+        ([H100 | {"mig": 1}], "MIG"),
+        ([H100 | {"memory_mib": 40000}], "40000 MiB"),
+    ],
+)
+def test_measuring_on_another_card_is_refused(fake_nvml: FakeNvml, cards: list[dict[str, object]], why: str) -> None:
+    fake_nvml.cards(*cards)
+    for done in (
+        run("mode", "--must-measure", env=fake_nvml.env(GPU="h100")),
+        run("measure", env=fake_nvml.env(GPU="h100")),
+    ):
+        assert done.returncode == 2
+        assert why in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_an_old_card_is_unsupported(fake_nvml: FakeNvml) -> None:
+    fake_nvml.cards(card(name="Tesla T4", capability="7.5", cuda_cores=2560))
+    done = run("mode", "--must-measure", env=fake_nvml.env(GPU="auto"))
+    assert done.returncode == 2
+    assert "sm_75; bf16 needs sm_80" in done.stderr
+
+
+def test_status_names_every_session_and_why(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    settings = {"GPU": "h100", "MODELS": "qwen2.5-7b", "CONTEXTS": "2048", "EXPERIMENTS": "baseline"}
+    absent = run("status", env=fake_nvml.env(RESULTS=str(tmp_path), **settings))
+    assert absent.stdout.count("will not be measured: no NVIDIA GPU was found") == 3
+    fake_nvml.cards(H100)
+    present = run("status", env=fake_nvml.env(RESULTS=str(tmp_path), **settings))
+    assert present.stdout.count(": will be measured\n") == 3
+    assert present.stdout.endswith("3 sessions to measure\n")
+
+
+def test_publishing_needs_real_records(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    for gpu, why in (("cpu", "stand-in records"), ("h100", "no local records")):
+        done = run("publish", env=fake_nvml.env(GPU=gpu, RESULTS=str(tmp_path)))
+        assert done.returncode == 2
+        assert why in done.stderr
+
+
+def test_nothing_of_the_checkout_was_touched() -> None:
+    """The tests above ran against the real checkout; shipped records are as their manifests say."""
+    for manifest in HERE.results.glob("*/MANIFEST.sha256"):
+        records.load_all(HERE.results, manifest.parent.name)
