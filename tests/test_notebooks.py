@@ -1,0 +1,91 @@
+"""Every notebook through papermill, for real: tiny models, strict parameters, nothing saved in the committed files."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from decodegap import execute, records
+from decodegap.errors import BadInputError
+from decodegap.paths import HERE
+
+NOTEBOOKS = sorted(path.stem for path in HERE.notebooks.glob("*.ipynb"))
+TINY = {"gpu": "cpu", "models": "tiny-llama", "contexts": "24", "sessions": 1}
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_committed_notebooks_hold_no_outputs(name: str) -> None:
+    notebook = nbformat.read(HERE.notebooks / f"{name}.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert "%config InlineBackend.print_figure_kwargs={'bbox_inches': None}" in code[0].source
+    assert [cell for cell in code if "parameters" in cell.metadata.get("tags", [])]
+    for cell in code:
+        assert cell.outputs == []
+        assert cell.execution_count is None
+
+
+def test_the_baseline_notebook_measures_and_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parameters = TINY | {"results": str(tmp_path)}
+    executed = execute.run("01_baseline", parameters, tmp_path / "cpu" / "notebooks", tmp_path)
+    said = capsys.readouterr().out
+    assert "1 sessions on cpu" in said
+    assert "[1/1] tiny-llama ctx 24 eager session 1: " in said
+    assert [record.cell.model for record in records.load_all(tmp_path, "cpu")] == ["tiny-llama"]
+    page = executed.with_suffix(".html").read_text()
+    assert "tiny-llama" in page
+    assert "data:image/png;base64," in page
+    again = execute.run("01_baseline", parameters, tmp_path / "cpu" / "notebooks", tmp_path)
+    assert "1 of 1 sessions are measured already" in capsys.readouterr().out
+    assert again == executed
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"modles": "tiny-llama"}, "'modles' is unknown"),
+        ({"gpu": 7}, "GPU: 7"),
+        ({"gpu": "../x"}, "'../x'"),
+        ({"sessions": float("inf")}, "inf"),
+        ({"contexts": "2k"}, "'2k'"),
+        ({"results": 3}, "results: 3"),
+    ],
+)
+def test_a_notebook_refuses_bad_parameters(tmp_path: Path, change: dict[str, object], named: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        execute.run("01_baseline", TINY | {"results": str(tmp_path)} | change, tmp_path / "out", tmp_path / "store")
+    assert named in str(caught.value)
+    assert not list(tmp_path.glob("cpu"))
+
+
+def test_papermills_own_command_line_works_too(tmp_path: Path) -> None:
+    """Types that papermill guesses (`007` becomes 7, `inf` a float) are refused, not rounded into something else."""
+    env = execute.kernel_environment(tmp_path) | {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-m", "papermill", str(HERE.notebooks / "01_baseline.ipynb"), str(tmp_path / "out.ipynb")]
+        + ["--no-progress-bar", "-p", "gpu", "cpu", "-p", "sessions", "inf"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "SESSIONS: inf is not a whole number" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(execute.DecodeGapError, match="cannot write") as caught:
+        execute.run("01_baseline", TINY, tmp_path / "out", tmp_path / "store")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_users_own_kernelspec_does_not_win(tmp_path: Path) -> None:
+    """The kernel called python3 is this interpreter, whatever a home folder says."""
+    env = execute.kernel_environment(tmp_path)
+    spec = json.loads((tmp_path / ".jupyter" / "kernels" / "python3" / "kernel.json").read_text())
+    assert spec["argv"][0] == sys.executable
+    assert env["JUPYTER_PATH"].split(":")[0] == str(tmp_path / ".jupyter")
