@@ -11,7 +11,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules
 
-SETTINGS := GPU MODELS CONTEXTS SESSIONS EXPERIMENTS WEIGHTS REQUIRE PIP_ARGS PYTHON
+SETTINGS := GPU MODELS CONTEXTS SESSIONS EXPERIMENTS WEIGHTS REQUIRE MODEL CTX ARM TRACE PIP_ARGS PYTHON
 
 GPU ?= auto
 WEIGHTS ?= synthetic
@@ -101,6 +101,18 @@ tables: ## every table, from the records
 summary: ## what was measured and where the files are
 	@$(call need,analysis)
 	@"$$PY" -m decodegap summary
+
+.PHONY: anatomy
+anatomy: ## where one cell's step goes, measured now: MODEL= CTX= ARM= TRACE=1
+	@$(call need,analysis)
+	@"$$PY" -m decodegap mode --must-measure >/dev/null
+	@$(call need,analysis measure)
+	@"$$PY" -m decodegap anatomy
+
+.PHONY: doctor
+doctor: ## whether this machine is fit to measure on, and what to do if not
+	@$(call need,analysis)
+	@"$$PY" -m decodegap doctor
 
 .PHONY: lab
 lab: ## JupyterLab on the notebooks, with the right kernel

@@ -34,7 +34,7 @@ class Step:
     """One arm, prepared. `run` enqueues a step, `reset` returns to `ctx` tokens, `logits` are the last step's.
 
     `set_token` changes the token that the next step reads (until `reset`); `poison` overwrites the outputs with NaN,
-    so that what is read afterwards was written afterwards.
+    so that what is read afterwards was written afterwards. `replayed`: one graph launch starts the whole step.
     """
 
     run: Callable[[], None]
@@ -42,6 +42,7 @@ class Step:
     logits: Callable[[], torch.Tensor]  # [1, vocab]
     set_token: Callable[[int], None] = _not_attested
     poison: Callable[[], None] = _not_attested
+    replayed: bool = False
 
 
 def attend(net: PreTrainedModel, implementation: str) -> None:

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decodegap import execute, experiment, gpus, plan, publish, runner
-from decodegap.errors import BadInputError, BadRecordError, DecodeGapError, NotMeasuredError, WrongGpuError
+from decodegap.errors import (
+    BadInputError,
+    BadRecordError,
+    DecodeGapError,
+    NotFitError,
+    NotMeasuredError,
+    WrongGpuError,
+)
 from decodegap.gpus import Device, Gpu
 from decodegap.paths import HERE
 from decodegap.plan import Request, Task
@@ -184,6 +191,23 @@ def _rebuild(ctx: Context, what: str) -> None:
         print(os.path.relpath(path))
 
 
+def anatomy(ctx: Context) -> None:
+    """Say where one cell's step goes, measured now in a fresh process."""
+    from decodegap import anatomy_cli
+
+    anatomy_cli.show(os.environ, ctx.gpu.slug, ctx.store)
+
+
+def doctor(ctx: Context) -> None:
+    """Say whether this machine is fit to measure the GPU on."""
+    from decodegap import doctor as fit
+
+    lines, code = fit.doctor(ctx.request.gpu, ctx.store)
+    print("\n".join(lines))
+    if code:
+        raise NotFitError("this machine is not fit to measure on; see above")
+
+
 def clean(ctx: Context) -> None:
     """Remove the executed notebooks and the kernel's files; records stay."""
     for folder in [ctx.store / ".jupyter", *ctx.store.glob("*/notebooks"), *ctx.store.glob("*/report")]:
@@ -213,6 +237,8 @@ VERBS: dict[str, Callable[[Context], None]] = {
     "figures": figures,
     "tables": tables,
     "summary": summary,
+    "anatomy": anatomy,
+    "doctor": doctor,
     "bench": bench,
     "clean": clean,
     "lab": lab,

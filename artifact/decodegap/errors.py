@@ -42,3 +42,9 @@ class NotMeasuredError(DecodeGapError):
     """Measurements that were required are not there (`REQUIRE=measured`, or sessions that kept dying)."""
 
     exit_code = 1
+
+
+class NotFitError(DecodeGapError):
+    """This machine is not fit to measure on."""
+
+    exit_code = 1

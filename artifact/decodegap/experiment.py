@@ -11,8 +11,8 @@ from decodegap.paths import HERE
 from decodegap.plan import Request, Task
 
 PARAMETERS = ("gpu", "models", "contexts", "sessions", "weights", "results")
-PLANS: dict[str, Callable[[Request, str], list[Task]]] = {"baseline": plan.baseline}
-NOTEBOOKS = {"baseline": "01_baseline"}
+PLANS: dict[str, Callable[[Request, str], list[Task]]] = {"baseline": plan.baseline, "graphs": plan.graphs}
+NOTEBOOKS = {"baseline": "01_baseline", "graphs": "02_cuda_graphs"}
 
 
 @dataclass(frozen=True)

@@ -154,9 +154,19 @@ def _measure(attempt: Attempt, report: Report, attempts: int) -> str:
             reason = "void: " + "; ".join(record.reasons)
             continue
         report.measured.append(path)
-        return f"{record.step_ms:.2f} ms" if record.step_ms else f"{record.outcome}: {'; '.join(record.reasons)}"
+        return _result(record)
     report.failed.append(f"{name(task)} ({reason})")
     return f"not measured after {attempts} attempts: {reason}"
+
+
+def _result(record: Record) -> str:
+    if record.outcome != "ok":
+        return f"{record.outcome}: {'; '.join(record.reasons)}"
+    if record.checks:
+        passed = sum(check.passed for check in record.checks)
+        return f"{passed} of {len(record.checks)} arms agree with the reference"
+    ratio = f", {record.pair.ratio:.3f}x" if record.pair else ""
+    return f"{record.step_ms:.2f} ms{ratio}"
 
 
 def _session(attempt: Attempt) -> str:

@@ -23,6 +23,7 @@ from decodegap.errors import DecodeGapError, WrongGpuError
 from decodegap.paths import DATA, HERE
 from decodegap.plan import Task, task_from_json
 from decodegap.records import (
+    Anatomy,
     Attestation,
     ByteCounts,
     Check,
@@ -40,21 +41,33 @@ if TYPE_CHECKING:
     from decodegap.probes import DispatchProbe, ReadProbe
 
 MEASURING_SOURCES = (
+    "anatomy.py",
     "arms.py",
     "attest.py",
     "cells.py",
     "decode.py",
     "floor.py",
     "graphs.py",
+    "ledger.py",
     "models.py",
     "pairing.py",
+    "probe_kernels.py",
     "probes.py",
+    "profiling.py",
     "reference.py",
     "session.py",
     "timing.py",
+    "trace.py",
 )
 CACHE_MULTIPLE = 3  # weights below this many last-level caches stay partly cached, so the floor does not bind
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# What transformers imports if it happens to be installed and a decode never uses. Hidden, a session starts seconds
+# sooner, and the same code runs in every environment.
+NOT_USED = (
+    *("accelerate", "cv2", "flax", "jax", "librosa", "matplotlib", "numba", "onnx", "onnxruntime", "optax", "pandas"),
+    *("peft", "PIL", "pyarrow", "scipy", "sentencepiece", "sklearn", "soundfile", "tensorboard", "tensorflow"),
+    *("tiktoken", "timm", "torchaudio", "torchvision"),
+)
 
 
 @dataclass
@@ -70,6 +83,8 @@ class Findings:
     pair: Pair | None = None
     attestations: list[Attestation] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+    anatomy: list[Anatomy] = field(default_factory=list)
+    idle: DeviceState | None = None  # before this process starts CUDA: what is there then is others'
     before: DeviceState | None = None
     after: DeviceState | None = None
     read: "ReadProbe | None" = None
@@ -99,6 +114,7 @@ def run(task: Task, store: Path) -> Record:
     gpu, device = gpus.require(task.cell.gpu, gpus.detect())
     if gpu.slug != task.cell.gpu:
         raise WrongGpuError(f"the task is for {task.cell.gpu}, this process sees {gpu.slug}")
+    found.idle = machine.state(device)
     with found.timed("import"):
         import torch
 
@@ -158,6 +174,7 @@ def _void(found: Findings, reason: str) -> None:
 def _machine(device: gpus.Device | None, store: Path, found: Findings) -> Machine:
     return Machine(
         **machine.describe(device, store),
+        idle=found.idle,
         before=found.before,
         after=found.after,
         read_gb_s=found.read.gb_s if found.read else None,
@@ -208,6 +225,7 @@ def _record(task: Task, gpu: gpus.Gpu, started_at: str, found: Findings) -> Reco
         pair=found.pair,
         attestations=found.attestations,
         checks=found.checks,
+        anatomy=found.anatomy,
         bytes=counts,
         floors_ms=_floors(counts, peak_gb_s, read_gb_s),
         peak_gb_s=peak_gb_s,
@@ -293,6 +311,8 @@ def main() -> int:
     parser.add_argument("--store", type=Path, required=True, help="folder that local records go to")
     args = parser.parse_args()
     _die_with_parent()
+    for package in NOT_USED:
+        sys.modules.setdefault(package, None)  # type: ignore[arg-type]  # None is how Python marks a blocked import
     try:
         records.write(run(task_from_json(sys.stdin.read()), args.store), args.store)
     except DecodeGapError as error:

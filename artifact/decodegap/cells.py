@@ -1,0 +1,198 @@
+"""How one cell is measured once its model is built and prefilled: a single arm, a pair of arms, or a check of all."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from decodegap import anatomy, anatomy_cli, arms, attest, decode, gpus, machine, models, pairing, plan, records, reference, timing
+from decodegap.arms import Setup, Step
+from decodegap.errors import BadRecordError, StoreError, UnsupportedError
+from decodegap.plan import Task
+
+if TYPE_CHECKING:
+    from decodegap.session import Findings
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Two arms of an A/B, and whether they must do the same work kernel for kernel."""
+
+    first: str
+    second: str
+    same_work: bool
+
+
+PAIRS = {
+    "ab": Pairing("eager-pinned", "graph", same_work=True),
+    "ab-compiled": Pairing("eager-pinned", "compiled", same_work=False),  # fuses kernels, and is named for it
+}
+CHECKED = {
+    "cpu": ("eager", "eager-pinned", "compiled"),
+    "cuda": ("eager", "eager-auto", "eager-pinned", "graph", "graph-static", "graph-stock", "compiled"),
+}
+
+
+def measure(task: Task, setup: Setup, device: gpus.Device | None, store: Path, found: "Findings") -> None:
+    """Measure the task's cell from `setup` on, its cache holding `ctx` tokens; what is learnt is left in `found`.
+
+    An arm that this machine cannot run, or whose check on it has failed, becomes outcome `unsupported` with the
+    reason; an attestation that fails makes the session `void`, with the difference named.
+    """
+    cell = task.cell
+    try:
+        with decode.backends(arms.SDPA_BACKENDS[cell.sdpa]):
+            if cell.arm == plan.CHECK:
+                with found.timed("check"):
+                    measure_checks(task, setup, found)
+            elif cell.arm in PAIRS:
+                pair = PAIRS[cell.arm]
+                _refuse_failed(task, (pair.first, pair.second), store, found)
+                measure_pair(task, pair, setup, device, found)
+            else:
+                if cell.experiment == "graphs":
+                    _refuse_failed(task, (cell.arm,), store, found)
+                measure_single(task, setup, device, found)
+    except UnsupportedError as error:
+        found.outcome = "unsupported"
+        found.reasons.append(str(error))
+
+
+def measure_single(task: Task, setup: Setup, device: gpus.Device | None, found: "Findings") -> None:
+    """Time one arm, then prove what ran and that its outputs are written anew in every step."""
+    with found.timed("prepare"):
+        step = arms.prepare(task.cell.arm, setup)
+    found.before = machine.state(device)
+    with found.timed("measure"):
+        found.series.append(timing.measure(task.cell.arm, step, setup.device, task.protocol, _energy(device)))
+    found.after = machine.state(device)
+    with found.timed("attest"):
+        found.ran = attest.ran(step, setup.device)
+        if reason := attest.not_fresh(task.cell.arm, step, setup.device):
+            _void(found, reason)
+    _pinned(task, found)
+    if task.cell.experiment != "baseline":
+        _dissect(task, [step], setup.device, found)
+
+
+def measure_pair(task: Task, pair: Pairing, setup: Setup, device: gpus.Device | None, found: "Findings") -> None:
+    """Attest that the pair did the same work, then time both interleaved; a pair that fails is not timed."""
+    with found.timed("prepare"):
+        first, second = arms.prepare(pair.first, setup), arms.prepare(pair.second, setup)
+    with found.timed("attest"):
+        seen = attest.attest(first, second, setup.device, names=(pair.first, pair.second))
+        found.attestations.append(seen)
+        found.ran = attest.ran(second, setup.device)
+    for reason in attest.faults(seen, same_work=pair.same_work):
+        _void(found, reason)
+    _pinned(task, found)
+    if found.outcome == "void":
+        return
+    found.before = machine.state(device)
+    with found.timed("measure"):
+        *series, found.pair = pairing.measure_pair(
+            (pair.first, first), (pair.second, second), setup.device, task.protocol, _energy(device)
+        )
+        found.series += series
+    found.after = machine.state(device)
+    _dissect(task, [first, second], setup.device, found)
+    if not pair.same_work:
+        found.flags.append(f"{pair.second} runs other kernels than {pair.first}: the ratio is not launch cost alone")
+
+
+def _dissect(task: Task, steps: list[Step], device: str, found: "Findings") -> None:
+    """Profile each measured step, apart from its timing, and account for where it goes."""
+    if found.outcome != "ok" or found.read is None:
+        return
+    with found.timed("anatomy"):
+        found.anatomy += anatomy.measure(
+            list(zip(found.series, steps, strict=True)),
+            task.cell,
+            models.lookup(task.cell.model),
+            device,
+            found.read.gb_s,
+            trace_dir=anatomy_cli.trace_dir(),
+        )
+
+
+def measure_checks(task: Task, setup: Setup, found: "Findings") -> None:
+    """Run every arm once on the same token, against the reference; the context is `ctx` including that token.
+
+    An arm that cannot run here is flagged; one that fails is flagged too, and not timed afterwards. The session
+    itself is `ok`: it has done what it is for.
+    """
+    past = Setup(setup.net, setup.cache, setup.token, setup.ctx - 1, setup.device)
+    decode.crop(setup.cache, past.ctx)
+    truth = reference.reference_logits(setup.net, setup.cache, setup.token, setup.ctx)
+    eager_logits = torch.empty(0)
+    for name in CHECKED[setup.device]:
+        with decode.backends(arms.SDPA_BACKENDS[plan.sdpa_on(task.cell.gpu, name)]):
+            try:
+                step = arms.prepare(name, past if arms.ARMS.get(name) is arms.eager else setup)
+            except UnsupportedError as error:
+                found.flags.append(f"{name} was not checked: {error}")
+                continue
+            logits = _logits(step)
+        del step  # a graph keeps its own memory, which the next arm may need
+        gc.collect()
+        if name == "eager":
+            eager_logits = logits
+        result = reference.check(name, logits, eager_logits, truth)
+        found.checks.append(result)
+        if not result.passed:
+            found.flags.append(f"{name} failed its check: {_failure(result)}")
+
+
+def _logits(step: Step) -> torch.Tensor:
+    step.reset()
+    step.poison()
+    step.run()
+    logits = step.logits().clone()
+    step.reset()
+    return logits
+
+
+def _refuse_failed(task: Task, names: tuple[str, ...], store: Path, found: "Findings") -> None:
+    """Raise `UnsupportedError` if the check of one of these arms failed; flag that there is no check yet."""
+    checked = plan.check_task(task)
+    try:
+        record = records.load(records.path_of(store, checked.cell, checked.session))
+    except (StoreError, BadRecordError):
+        found.flags.append("not checked against the reference: there is no record of a check")
+        return
+    if record.protocol_hash != task.protocol.digest():
+        found.flags.append("not checked against the reference: the check there is is of another protocol")
+        return
+    results = {result.arm: result for result in record.checks}
+    for name in names:
+        if name not in results:
+            found.flags.append(f"{name} was not checked against the reference")
+        elif not results[name].passed:
+            raise UnsupportedError(f"{name} is not timed, because its check failed: {_failure(results[name])}")
+
+
+def _failure(result: records.Check) -> str:
+    if result.error > result.allowed_multiple * result.eager_error:
+        return (
+            f"relative error {result.error:.3g} against the reference, more than {result.allowed_multiple} x eager's "
+            f"own {result.eager_error:.3g}"
+        )
+    return f"another token than the reference, which is decided by {result.reference_margin:.3g} standard deviations"
+
+
+def _pinned(task: Task, found: "Findings") -> None:
+    """Void the session if another SDPA backend ran than the one it was pinned to."""
+    if found.ran and task.cell.sdpa not in ("auto", found.ran.sdpa):
+        _void(found, f"SDPA was pinned to {task.cell.sdpa} but {found.ran.sdpa} ran ({found.ran.evidence})")
+
+
+def _void(found: "Findings", reason: str) -> None:
+    found.outcome = "void"
+    found.reasons.append(reason)
+
+
+def _energy(device: gpus.Device | None) -> Callable[[], int | None]:
+    return lambda: machine.energy_mj(device)

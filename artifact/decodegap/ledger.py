@@ -1,0 +1,90 @@
+"""Which bytes a step of each arm moves, and which operators move them. Pure arithmetic on a model's config."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from decodegap import floor
+
+WEIGHTS, KV_READ = "weights", "KV read"
+KV_CAT, REPEAT_KV, MASK = "KV concatenation", "repeat_kv", "mask"
+CASTS, DEQUANTISATION = "casts", "dequantisation"
+FLOOR_ITEMS = (WEIGHTS, KV_READ)
+EXTRA_ITEMS = (KV_CAT, REPEAT_KV, MASK, CASTS, DEQUANTISATION)
+
+# What an arm moves beyond the floor, by its definition: a `DynamicCache` concatenates the whole K and V in every
+# layer; a stock `StaticCache` step under capture builds a mask and copies K and V for every query head; a maskless
+# static step writes one token in place.
+EXTRA: dict[str, tuple[str, ...]] = {
+    "eager": (KV_CAT,),
+    "eager-auto": (KV_CAT,),
+    "eager-pinned": (KV_CAT,),
+    "graph": (KV_CAT,),
+    "graph-static": (),
+    "graph-stock": (REPEAT_KV, MASK),
+    "compiled": (),
+    "fused": (),
+}
+CAT_KV_OPERATOR = "aten::cat (KV)"  # a concatenation whose input is as large as a layer's K
+BY_NAME = " (by name)"
+# Classes of device kernels by what their names hold, first match wins; used only where no operator launched them.
+KERNEL_CLASSES = (
+    ("triton", ("triton_",)),  # first: a generated kernel's name lists all that was fused into it
+    ("attention", ("flash", "fmha", "attention", "cudnn")),
+    ("cat", ("CatArray",)),
+    ("matrix product", ("gemm", "gemv", "cutlass", "cublas", "splitK", "nvjet", "dot_kernel")),
+    ("memory copy or set", ("Memcpy", "Memset")),
+    ("copy", ("copy",)),
+    ("reduction", ("reduce",)),
+    ("elementwise", ("elementwise", "vectorized", "index")),
+)
+_OPERATORS = {
+    WEIGHTS: ("aten::linear", "aten::addmm", "aten::mm", "aten::matmul", "aten::bmm", "matrix product" + BY_NAME),
+    KV_CAT: (CAT_KV_OPERATOR, "cat" + BY_NAME),
+    REPEAT_KV: ("aten::reshape", "aten::clone", "aten::contiguous", "copy" + BY_NAME),
+}
+
+
+def ledger(
+    config: Mapping[str, Any], ctx: int, arm: str, element_bytes: int, *, weights: int | None = None, casts: int = 0
+) -> dict[str, int]:
+    """Bytes that one step of `arm` moves at `ctx` tokens, by item; every item is there, 0 where the arm has none.
+
+    KV concatenation: K and V of every layer read and written once, 2 x K. repeat_kv, with g query heads a KV head:
+    K read, gK written, and (g - 1)K more for attention to read, 2gK in all (nothing for g = 1). Mask: per layer a
+    bool row read and an additive row written and read. `weights` replaces the streamed bytes of `config` (packed
+    weights), `casts` are the bytes of converting them. Items that an arm's definition does not name are 0.
+    """
+    k = floor.kv_bytes(config, ctx, element_bytes)
+    heads_per_kv = int(config["num_attention_heads"]) // int(config["num_key_value_heads"])
+    extra = {
+        KV_CAT: 2 * k,
+        REPEAT_KV: 2 * heads_per_kv * k if heads_per_kv > 1 else 0,
+        MASK: int(config["num_hidden_layers"]) * ctx * (1 + 2 * element_bytes),
+    }
+    found = {
+        WEIGHTS: floor.streamed_bytes(config, element_bytes) if weights is None else weights,
+        KV_READ: k,
+    }
+    named = EXTRA.get(arm, ())
+    found |= {item: extra[item] if item in named else 0 for item in (KV_CAT, REPEAT_KV, MASK)}
+    return found | {CASTS: casts, DEQUANTISATION: 0}
+
+
+def item_of(operator: str) -> str:
+    """The ledger item whose bytes `operator` moves, or "" for one that moves activations only."""
+    if "scaled_dot_product" in operator or operator == "attention" + BY_NAME:
+        return KV_READ
+    return next((item for item, names in _OPERATORS.items() if operator in names), "")
+
+
+def kernel_class(kernel: str) -> str:
+    """What a kernel is, from its name alone: a class of `KERNEL_CLASSES` or the name itself, marked as by name."""
+    for label, markers in KERNEL_CLASSES:
+        if any(marker in kernel for marker in markers):
+            return label + BY_NAME
+    return kernel[:60] + BY_NAME
+
+
+def layer_kv_elements(config: Mapping[str, Any], ctx: int) -> int:
+    """Elements of one layer's K (or V) at `ctx` tokens."""
+    return int(config["num_key_value_heads"]) * floor.head_dim(config) * ctx

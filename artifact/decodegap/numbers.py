@@ -1,0 +1,83 @@
+"""Which numbers the text may quote: one LaTeX macro each, so that none is typed by hand."""
+
+import re
+from typing import TYPE_CHECKING
+
+from decodegap import gpus, models
+from decodegap.grid import Entry, entries
+from decodegap.plan import PAPER_CONTEXTS
+from decodegap.published import Published, Quantity
+from decodegap.render import latex_escape
+from decodegap.stats import median
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NOT_MEASURED = "n/m"
+DIGITS = ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
+CONTEXT_WORDS = {2048: "TwoK", 4096: "FourK", 8192: "EightK", 16384: "SixteenK"}
+TEXT_GPUS = ("h200",)  # beside the study's GPUs, those that the text speaks of whether or not there are records
+
+
+def macros(frame: "pd.DataFrame", published: Published) -> dict[str, str]:
+    """Name (letters only) -> text of every number: measured ones, `n/m` where nothing is measured, and published ones.
+
+    Only shipped records speak in the paper. A cell measured on several hosts has no single number and gives the
+    range of the hosts' means.
+    """
+    found = [e for e in entries(frame, published) if e.row is None or e.row.store == "shipped"]
+    measured = [e for e in found if e.kind == "measured"]
+    slugs = [gpu.slug for gpu in gpus.catalogue().values() if gpu.paper]
+    slugs += [slug for slug in (*TEXT_GPUS, *dict.fromkeys(e.gpu for e in measured)) if slug not in slugs]
+    out: dict[str, str] = {}
+    for gpu in dict.fromkeys(slugs):
+        for model in models.with_role("paper"):
+            for ctx in PAPER_CONTEXTS:
+                cell = letters(gpu, re.split(r"[^a-z]", model.slug)[0], CONTEXT_WORDS[ctx])
+                here = [e for e in measured if (e.gpu, e.model, e.ctx) == (gpu, model.slug, ctx)]
+                out[f"Step{cell}"] = _span([e.step_ms.value for e in here], 2)
+                out[f"Fraction{cell}"] = _span([e.fractions["published"].value for e in here], 3)
+                out[f"Floor{cell}"] = _span([e.floors_ms["published"] for e in here], 2)
+                quoted = published.fraction(gpu, model.slug, ctx)
+                if quoted is not None:
+                    out[f"PublishedFraction{cell}"] = f"{quoted:.3f}"
+                    out[f"ImpliedStep{cell}"] = f"{published.implied_step_ms(gpu, model.slug, ctx):.2f}"
+        out |= _over_gpu(gpu, [e for e in measured if e.gpu == gpu], published)
+    return out
+
+
+def latex(numbers: dict[str, str], records: str) -> str:
+    """`numbers` as LaTeX macro definitions; `newcommand` refuses a name that already means something."""
+    lines = [f"\\newcommand{{\\{name}}}{{{latex_escape(text)}}}" for name, text in sorted(numbers.items())]
+    return "\n".join([f"% records {records}", *lines, ""])
+
+
+def letters(*parts: str) -> str:
+    """`parts` as one name that TeX accepts: digits spelt out, capitals at the seams. h200, qwen -> HTwoZeroZeroQwen."""
+    words = ("".join(DIGITS[int(c)] if c in "0123456789" else c for c in part) for part in parts)
+    kept = ("".join(c for c in word if c.isascii() and c.isalpha()) for word in words)
+    return "".join(word[:1].upper() + word[1:] for word in kept)
+
+
+def _over_gpu(gpu: str, measured: list[Entry], published: Published) -> dict[str, str]:
+    fractions = [value for e in measured if (value := e.fractions["published"].value) is not None]
+    name = letters(gpu)
+    out = {
+        f"Cells{name}": str(len({(e.model, e.ctx) for e in measured})) if measured else NOT_MEASURED,
+        f"FractionMin{name}": f"{min(fractions):.3f}" if fractions else NOT_MEASURED,
+        f"FractionMax{name}": f"{max(fractions):.3f}" if fractions else NOT_MEASURED,
+        f"FractionMedian{name}": f"{median(fractions):.3f}" if fractions else NOT_MEASURED,
+    }
+    quantities: tuple[Quantity, ...] = ("floor_fraction_min", "floor_fraction_max", "floor_fraction_median")
+    for quantity in quantities:
+        quoted = published.find(quantity, gpu=gpu, ctx="all")
+        if quoted and quoted.value is not None:
+            out[f"PublishedFraction{quantity.rsplit('_', 1)[1].capitalize()}{name}"] = f"{quoted.value:.3f}"
+    return out
+
+
+def _span(values: list[float | None], decimals: int) -> str:
+    texts = [f"{value:.{decimals}f}" for value in sorted(v for v in values if v is not None)]
+    if not texts:
+        return NOT_MEASURED
+    return texts[0] if texts[0] == texts[-1] else f"{texts[0]}–{texts[-1]}"

@@ -1,0 +1,251 @@
+"""How records become the paper's files, and what stands where each cell of a plan is asked for.
+
+The paper's tables and figures are made of shipped records alone. Local records of a GPU get the same tables and
+figures, theirs beside the shipped ones, in that GPU's local report; a CPU's get a report of their own.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from decodegap import figures, frame, gpus, numbers, plan, published, records, render, style, tables
+from decodegap.errors import BadInputError, StoreError
+from decodegap.grid import EXCLUDED, NOT_QUOTED, Kind
+from decodegap.paths import HERE, Places
+from decodegap.plan import Task
+from decodegap.published import Published
+from decodegap.records import Cell, Record
+from decodegap.render import Table
+from decodegap.rows import CellRow
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+TABLES: dict[str, Callable[["pd.DataFrame", Published], Table]] = {"grid": tables.grid}
+FIGURES: dict[str, Callable[["pd.DataFrame", Published], "Figure"]] = {
+    "fraction": figures.fraction,
+    "context": figures.context,
+    "heatmap": figures.heatmap,
+}
+CPU_TABLES: dict[str, Callable[["pd.DataFrame"], Table]] = {"cpu": tables.cpu}
+CPU_FIGURES: dict[str, Callable[["pd.DataFrame"], "Figure"]] = {"cpu": figures.cpu}
+EVERYTHING = frozenset({"tables", "figures"})
+PARAMETERS = ("gpu", "results")
+
+
+@dataclass(frozen=True)
+class View:
+    """Everything that one report shows: the paper's (`folder` None) or that of this machine's records of one GPU."""
+
+    frame: "pd.DataFrame"
+    published: Published
+    folder: Path | None
+    left_out: int = 0  # shipped records of another protocol than yours, which cannot stand in one table with them
+
+
+@dataclass(frozen=True)
+class Views:
+    """What a notebook shows: the paper's view or that of your records beside it, and your CPU's if there is one."""
+
+    store: Path
+    main: View
+    cpu: View | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """What stands for one cell of a plan. `store` is the store of the records, empty if there are none."""
+
+    cell: Cell
+    kind: Kind
+    reason: str
+    store: str = ""
+
+    def text(self) -> str:
+        """The line as it is printed."""
+        cell = self.cell
+        return f"{cell.gpu} {cell.experiment} {cell.model} {cell.ctx} {cell.arm}: {self.kind} ({self.reason})"
+
+
+def paper(at: Places = HERE) -> View:
+    """The paper's view: shipped records of every GPU, and the study's numbers.
+
+    Raises `BadRecordError` or `StoreError` for the first record that is not what it should be.
+    """
+    return View(frame.build(shipped(at)), published.load(at.published), None)
+
+
+def local(gpu: str, store: Path, at: Places = HERE) -> View | None:
+    """The view of this machine's records of `gpu` beside the shipped ones; None if it has none. Raises as `paper`."""
+    yours = records.load_all(store, gpu)
+    if not yours:
+        return None
+    all_shipped = [] if gpu == "cpu" else shipped(at)
+    beside = frame.comparable(all_shipped, yours)
+    found = frame.build(beside, yours)
+    return View(found, published.load(at.published), store / gpu / "report", len(all_shipped) - len(beside))
+
+
+def shipped(at: Places = HERE) -> list[Record]:
+    """Every shipped record. Raises `BadRecordError` or `StoreError` for the first bad one."""
+    return [record for gpu in _gpus_in(at.results) if gpu != "local" for record in records.load_all(at.results, gpu)]
+
+
+def from_notebook(names: Mapping[str, Any], at: Places = HERE) -> Views:
+    """What a notebook with these global `names` shows: the paper, or your records of `gpu` beside it, and your CPU's.
+
+    Raises `BadInputError` for a parameter that is unknown or of the wrong type, and as `paper` does.
+    """
+    given = plan.notebook_parameters(names, PARAMETERS)
+    results = given.get("results", "")
+    if not isinstance(results, str):
+        raise BadInputError(f"results: {results!r} is not a folder")
+    store = Path(results).expanduser().resolve() if results else at.local
+    wanted = plan.request(gpu=given.get("gpu", "auto")).gpu
+    known = [*_gpus_in(at.results), *_gpus_in(store)]
+    gpu = gpus.choose(wanted, gpus.detect() if wanted not in known else [], extra=known)[0].slug
+    beside = None if gpu == "cpu" else local(gpu, store, at)
+    return Views(store=store, main=beside or paper(at), cpu=local("cpu", store, at))
+
+
+def rebuild(
+    at: Places = HERE, what: Collection[str] = EVERYTHING, *, store: Path | None = None, gpu: str | None = None
+) -> list[Path]:
+    """Write the paper's files from shipped records, and a report for each GPU with records in `store` (or just `gpu`).
+
+    Returns every file in order; one whose bytes stay the same is not touched. Nothing is written before everything
+    is loaded and checked, so a bad record leaves all files as they were. Raises as `paper`.
+    """
+    store = store or at.local
+    mine = [local(slug, store, at) for slug in ([gpu] if gpu else _gpus_in(store))]
+    views = [paper(at), *(view for view in mine if view is not None)]
+    return [_put(path, content) for view in views for path, content in _files(view, at, what)]
+
+
+def places(gpu: str, store: Path, at: Places = HERE) -> list[Path]:
+    """The folders a reader may want to open after `rebuild`, those that exist."""
+    wanted = [store / gpu / "report", store / gpu / "notebooks", at.figures, at.generated]
+    return [folder for folder in wanted if folder.is_dir() and any(folder.iterdir())]
+
+
+def provenance(gpu: str, tasks: Sequence[Task], store: Path, at: Places = HERE) -> list[Line]:
+    """For each cell of `tasks`: measured (here or shipped), published, predicted, or missing and why.
+
+    `tasks` are one GPU's, `gpu`. Raises as `paper`.
+    """
+    study = published.load(at.published)
+    yours = frame.sessions(records.load_all(store, gpu), "yours")
+    theirs = [] if gpu == "cpu" else frame.sessions(records.load_all(at.results, gpu), "shipped")
+    rows = [*frame.cells(yours), *frame.cells(theirs)]
+    wanted: dict[Cell, int] = {}
+    for task in tasks:
+        wanted[task.cell] = wanted.get(task.cell, 0) + 1
+    return [_line(cell, number, rows, study) for cell, number in wanted.items()]
+
+
+def shown(path: Path, at: Places = HERE) -> str:
+    """`path` as people read it: from the checkout's root if it is inside."""
+    return str(path.relative_to(at.root) if path.is_relative_to(at.root) else path)
+
+
+def epoch_s(view: View) -> int:
+    """The newest record's time as a Unix time; the study's date where there is no record."""
+    newest = max(view.frame["started_at"], default="") or view.published.paper.date
+    when = datetime.fromisoformat(newest)
+    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
+
+
+def _line(cell: Cell, wanted: int, rows: Sequence[CellRow], study: Published) -> Line:
+    here = [row for row in rows if _is(row, cell)]
+    for store in ("yours", "shipped"):
+        ok = [row for row in here if row.store == store and row.outcome == "ok"]
+        if ok:
+            number = sum(row.sessions for row in ok)
+            hosts = f", {len(ok)} hosts" if len(ok) > 1 else ""
+            few = f" of {wanted}" if number < wanted else ""
+            return Line(cell, "measured", f"{number}{few} sessions, {store}{hosts}", store)
+    failed = "; ".join(f"{row.outcome}: {row.reason}" for row in here)
+    quoted = cell.experiment == "baseline" and study.fraction(cell.gpu, cell.model, cell.ctx) is not None
+    if quoted:
+        return Line(cell, "published", failed or f"arXiv {study.paper.arxiv}")
+    if failed:
+        return Line(cell, "missing", failed, here[0].store)
+    if study.excluded(cell.gpu, cell.model, cell.ctx):
+        return Line(cell, "missing", EXCLUDED + ", not measured here")
+    known = gpus.catalogue().get(cell.gpu)
+    return Line(cell, "missing", f"{NOT_QUOTED}, not measured" if known and known.paper else "not measured")
+
+
+def _is(row: CellRow, cell: Cell) -> bool:
+    coordinates = (row.gpu, row.experiment, row.model, row.ctx, row.cell_arm, row.dtype, row.sdpa)
+    return coordinates == (cell.gpu, cell.experiment, cell.model, cell.ctx, cell.arm, cell.dtype, cell.sdpa)
+
+
+def _gpus_in(store: Path) -> list[str]:
+    """The GPUs that have a folder with records in `store`; one that cannot be listed is a `StoreError`."""
+    if not store.is_dir():
+        return []
+    try:
+        names = sorted(path.name for path in store.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError as error:
+        raise StoreError(f"{store}: cannot be read: {error.strerror}") from None
+    return [name for name in names if name != "local" and gpus.SLUG.fullmatch(name) and _has_records(store, name)]
+
+
+def _has_records(store: Path, gpu: str) -> bool:
+    return (store / gpu / records.MANIFEST).exists() or next(records.files(store, gpu), None) is not None
+
+
+def _files(view: View, at: Places, what: Collection[str]) -> Iterator[tuple[Path, bytes]]:
+    """Every file of `view`, path and content, drawn one by one."""
+    digest, epoch = frame.records_hash(view.frame), epoch_s(view)
+    if "tables" in what:
+        folder = view.folder or at.generated
+        for table in tables_of(view):
+            yield folder / f"{table.name}.md", render.markdown(table).encode()
+            yield folder / f"{table.name}.csv", render.csv_text(table).encode()
+            yield folder / f"{table.name}.tex", render.latex(table).encode()
+        if view.folder is None:
+            text = numbers.latex(numbers.macros(view.frame, view.published), digest)
+            yield folder / "numbers.tex", text.encode()
+    if "figures" in what:
+        for name, figure in figures_of(view):
+            for fmt in style.FORMATS:
+                content = style.to_bytes(figure, fmt, title=name, records=digest, epoch_s=epoch)
+                yield (view.folder or at.figures) / f"{name}.{fmt}", content
+
+
+def is_cpu(view: View) -> bool:
+    """Whether `view` shows CPU stand-ins, which have tables and figures of their own."""
+    return view.folder is not None and view.folder.parent.name == "cpu"
+
+
+def tables_of(view: View) -> Iterator[Table]:
+    """Every table of `view`; each says how many shipped records could not stand in it."""
+    note = f"{view.left_out} shipped records were measured by another protocol and are not shown here."
+    for make in CPU_TABLES.values() if is_cpu(view) else ():
+        yield make(view.frame)
+    for make_for_gpu in () if is_cpu(view) else TABLES.values():
+        table = make_for_gpu(view.frame, view.published)
+        yield replace(table, notes=(*table.notes, note)) if view.left_out else table
+
+
+def figures_of(view: View) -> Iterator[tuple[str, "Figure"]]:
+    """Every figure of `view` with its name."""
+    if is_cpu(view):
+        yield from ((name, make(view.frame)) for name, make in CPU_FIGURES.items())
+    else:
+        yield from ((name, make(view.frame, view.published)) for name, make in FIGURES.items())
+
+
+def _put(path: Path, content: bytes) -> Path:
+    try:
+        same = path.read_bytes() == content
+    except OSError:
+        same = False
+    if not same:
+        records.write_atomically(path, content)
+    return path

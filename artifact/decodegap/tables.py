@@ -1,0 +1,244 @@
+"""Which tables there are: one pure function a table, from a frame to rows of text and of unrounded values."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from decodegap.frame import records_hash
+from decodegap.grid import (
+    CACHE_FACTOR,
+    FLOORS,
+    LEGEND,
+    MARKS,
+    Entry,
+    Fact,
+    baseline,
+    entries,
+    floor_applies,
+    model_label,
+)
+from decodegap.published import Published
+from decodegap.render import Table
+from decodegap.rows import CellRow
+from decodegap.stats import MIN_FOR_INTERVAL
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DASH = MARKS["missing"]
+NUMBER = re.compile(r"\d+(\.\d+)?")
+
+
+def grid(frame: "pd.DataFrame", published: Published) -> Table:
+    """The baseline grid: GPU x model x context with step, three floors, three fractions and where each line is from."""
+    found = entries(frame, published)
+    used = {e.kind for e in found} | {f.kind for e in found for f in (e.step_ms, *e.fractions.values())}
+    return Table(
+        name="grid",
+        caption=(
+            "Batch-1 decode, arm eager, bf16: the step and three lower bounds. Floors: (a) as published, all weights "
+            "and the KV cache at peak bandwidth; (b) streamed, without the input embedding that a step does not read; "
+            "(c) achievable, streamed bytes at the read bandwidth measured on that device. A fraction is floor / step."
+        ),
+        headers=(
+            "GPU", "Model", "Context", "Step (ms)", "Floor a (ms)", "b", "c", "Fraction of a", "of b", "of c",
+            "Sessions", "Source",
+        ),
+        rows=tuple(_grid_row(entry) for entry in found),
+        groups=tuple(entry.gpu for entry in found),
+        numeric=(False, False, *[True] * 9, False),
+        notes=(
+            *[f"{text}." for kind, text in LEGEND.items() if kind in used],
+            *_spread_notes([e.row for e in found if e.row]),
+            *_host_notes([e.row for e in found if e.row]),
+            *_flag_notes([e.row for e in found if e.row]),
+            *_quoted_steps(published),
+        ),
+        data=tuple(_grid_data(entry) for entry in found),
+        records=records_hash(frame),
+    )  # fmt: skip
+
+
+def cpu(frame: "pd.DataFrame") -> Table:
+    """The CPU stand-ins: step and fraction of the floor at the read bandwidth measured there, and where it applies."""
+    rows = [row for row in baseline(frame) if row.gpu == "cpu"]
+    return Table(
+        name="cpu",
+        caption=(
+            "Batch-1 decode of small stand-in models on this machine's CPU, eager, fp32. Not the study's models and "
+            "not its floor: a CPU has no datasheet peak, so the floor is the streamed bytes at the read bandwidth "
+            "measured here."
+        ),
+        headers=(
+            "Model",
+            "Context",
+            "Step (ms)",
+            "Read (GB/s)",
+            "Floor (ms)",
+            "Fraction",
+            "Sessions",
+            "Source",
+            "Floor",
+        ),
+        rows=tuple(_cpu_row(row) for row in rows),
+        groups=tuple(row.model for row in rows),
+        numeric=(False, *[True] * 6, False, False),
+        notes=(*_spread_notes(rows), *_host_notes(rows), *_flag_notes(rows)),
+        data=tuple(_cpu_data(row) for row in rows),
+        records=records_hash(frame),
+    )
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """`value` with so many significant digits, plain notation; a dash if there is none."""
+    if value is None:
+        return DASH
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{decimals}f}"
+
+
+def share(fact: Fact) -> str:
+    """A fraction with three decimals and the mark of its kind."""
+    return DASH if fact.value is None else f"{fact.value:.3f}{MARKS[fact.kind]}"
+
+
+def step_text(row: CellRow) -> str:
+    """Mean step and its spread: an interval in brackets, a range with `range`, nothing for a degenerate one."""
+    step = number(row.step_ms, 4)
+    if row.spread == "degenerate" or row.low_ms is None or row.high_ms is None:
+        return step
+    spread = f"{number(row.low_ms, 4)}–{number(row.high_ms, 4)}"
+    return f"{step} [{spread}]" if row.spread == "interval" else f"{step} (range {spread})"
+
+
+def _grid_row(entry: Entry) -> tuple[str, ...]:
+    row = entry.row if entry.kind == "measured" else None
+    return (
+        entry.gpu_label,
+        entry.model_label,
+        str(entry.ctx),
+        step_text(row) if row else number(entry.step_ms.value, 4) + _mark(entry.step_ms),
+        *[number(entry.floors_ms[name]) for name in FLOORS],
+        *[share(entry.fractions[name]) for name in FLOORS],
+        str(row.sessions) if row else DASH,
+        entry.source,
+    )
+
+
+def _mark(fact: Fact) -> str:
+    return "" if fact.value is None else MARKS[fact.kind]
+
+
+def _grid_data(entry: Entry) -> dict[str, Any]:
+    row = entry.row
+    data: dict[str, Any] = {
+        "gpu": entry.gpu,
+        "model": entry.model,
+        "ctx": entry.ctx,
+        "kind": entry.kind,
+        "store": row.store if row else "",
+        "reason": entry.reason,
+        "step_ms": entry.step_ms.value,
+        "step_kind": entry.step_ms.kind,
+        "step_low_ms": row.low_ms if row else None,
+        "step_high_ms": row.high_ms if row else None,
+        "step_spread": row.spread if row else "",
+        "step_values_ms": " ".join(repr(value) for value in row.values_ms) if row else "",
+    }
+    for name in FLOORS:
+        data[f"floor_{name}_ms"] = entry.floors_ms[name]
+    for name in FLOORS:
+        data[f"fraction_{name}"] = entry.fractions[name].value
+        data[f"fraction_{name}_kind"] = entry.fractions[name].kind
+    return data | {"peak_gb_s": entry.peak_gb_s} | _provenance(row)
+
+
+def _provenance(row: CellRow | None) -> dict[str, Any]:
+    names = ("peak_source", "read_gb_s", "dispatch_us", "protocol", "weights", "host")
+    return {name: getattr(row, name) if row else None for name in names} | {
+        "hosts": len(row.hosts) if row else None,
+        "sessions": row.sessions if row and row.outcome == "ok" else 0,
+        "flags": "; ".join(row.flags) if row else "",
+        "records": " ".join(row.records) if row else "",
+    }
+
+
+def _cpu_row(row: CellRow) -> tuple[str, ...]:
+    ok = row.outcome == "ok"
+    host = f", host {row.hosts.index(row.host) + 1} of {len(row.hosts)}" if ok and len(row.hosts) > 1 else ""
+    return (
+        model_label(row.model),
+        str(row.ctx),
+        step_text(row) if ok else DASH,
+        number(row.read_gb_s),
+        number(row.floor_achievable_ms),
+        share(Fact("measured", row.fraction_achievable)),
+        str(row.sessions) if ok else DASH,
+        f"measured, {row.store}{host}" if ok else f"missing: {row.outcome} {row.reason}".strip(),
+        _applies(row),
+    )
+
+
+def _applies(row: CellRow) -> str:
+    applies = floor_applies(row)
+    if applies is None or row.cache_mib is None:
+        return "size of the cache unknown"
+    caches = f"weights are {row.weights_bytes / row.cache_mib / 2**20:.2g}x the last-level cache"
+    return f"applies: {caches}" if applies else f"does not apply: {caches}, under {CACHE_FACTOR}x"
+
+
+def _cpu_data(row: CellRow) -> dict[str, Any]:
+    names = (
+        "model", "ctx", "store", "outcome", "reason", "step_ms", "low_ms", "high_ms", "spread", "floor_achievable_ms",
+        "fraction_achievable", "weights_bytes", "streamed_bytes", "kv_bytes", "cache_mib",
+    )  # fmt: skip
+    return {name: getattr(row, name) for name in names} | {"floor_applies": floor_applies(row)} | _provenance(row)
+
+
+def _spread_notes(rows: Sequence[CellRow]) -> list[str]:
+    texts = {
+        "interval": f"Brackets: 95% BCa interval of the mean over sessions ({MIN_FOR_INTERVAL} or more).",
+        "range": f"Range: smallest and largest of fewer than {MIN_FOR_INTERVAL} sessions; not an interval.",
+        "degenerate": "A step without spread: one session, or sessions that are all equal.",
+    }
+    return [text for spread, text in texts.items() if any(row.spread == spread for row in rows)]
+
+
+def _host_notes(rows: Sequence[CellRow]) -> list[str]:
+    several = sorted({(row.gpu, row.hosts) for row in rows if len(row.hosts) > 1})
+    return [
+        f"{gpu}: sessions on {len(hosts)} hosts ({', '.join(hosts)}), each shown by itself and never pooled."
+        for gpu, hosts in several
+    ]
+
+
+def _flag_notes(rows: Sequence[CellRow]) -> list[str]:
+    """One note for each kind of flag; flags that differ in their numbers only are of one kind."""
+    kinds: dict[str, list[tuple[str, str]]] = {}
+    for row in rows:
+        for flag in row.flags:
+            kinds.setdefault(NUMBER.sub("…", flag), []).append((flag, f"{row.gpu} {row.model} {row.ctx}"))
+    notes = []
+    for kind, found in sorted(kinds.items()):
+        texts, cells = {text for text, _ in found}, list(dict.fromkeys(cell for _, cell in found))
+        everywhere = len(cells) == len({(row.gpu, row.model, row.ctx) for row in rows})
+        where = "every measured cell" if everywhere else ", ".join(cells)
+        notes.append(f"Flag {texts.pop() if len(texts) == 1 else kind}: {where}.")
+    return notes
+
+
+def _quoted_steps(published: Published) -> list[str]:
+    """The study's own step times, where its fraction for the same cell implies another one."""
+    notes = []
+    for value in published.values:  # noqa: PD011 (not a DataFrame)
+        usual = value.quantity == "step_ms" and value.arm in ("eager", "bf16")
+        if usual and value.gpu and value.model and isinstance(value.ctx, int):
+            implied = published.implied_step_ms(value.gpu, value.model, value.ctx)
+            notes.append(
+                f"{value.gpu} {value.model} {value.ctx}: the study also quotes a step of {number(value.value, 4)}† ms; "
+                f"its fraction implies {number(implied, 4)}§ ms."
+            )
+    return notes

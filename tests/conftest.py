@@ -1,0 +1,118 @@
+"""Fixtures for more than one test file: a stand-in for the NVIDIA driver library, with the cards a test describes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DRIVER = {"driver": "580.95.05", "cuda": 13010}
+# What NVML says of an H200 on an idle, healthy machine; the tests change single values.
+H200: dict[str, Any] = {
+    "uuid": "GPU-6f0e1c1a-0000-4000-8000-00000000000a",
+    "name": "NVIDIA H200",
+    "memory_mib": 143771,
+    "reserved_mib": 620,
+    "used_mib": 4,
+    "cuda_cores": 132 * 128,
+    "capability": "9.0",
+    "bus_width": 6016,
+    "max_memory_clock": 3201,
+    "memory_clock": 3201,
+    "sm_clock": 1980,
+    "temperature_c": 34,
+    "power_mw": 76210,
+    "power_cap_mw": 700000,
+    "power_cap_default_mw": 700000,
+    "event_reasons": "0x1",
+    "utilisation": 0,
+    "persistence": 1,
+    "ecc": 1,
+    "ecc_uncorrected": 0,
+    "mig": 0,
+    "energy_mj": 1234567,
+}
+
+
+def card(**changes: Any) -> dict[str, Any]:
+    """An H200 with some values changed; None takes a value away, so that the card does not report it."""
+    return {key: value for key, value in (H200 | changes).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class FakeNvml:
+    """A built stand-in library, and the file that tells it which cards there are."""
+
+    folder: Path
+    state: Path
+
+    def cards(self, *cards: dict[str, Any], driver: dict[str, Any] | None = None) -> None:
+        """From now on, these are the cards."""
+        lines = _lines(DRIVER if driver is None else driver)
+        for described in cards:
+            lines += ["[gpu]", *_lines(described)]
+        self.state.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def env(self, **changes: str) -> dict[str, str]:
+        """The environment of a process that finds these cards."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("CUDA_", "NVIDIA_"))}
+        return {
+            **kept,
+            "LD_LIBRARY_PATH": str(self.folder),
+            "FAKE_NVML": str(self.state),
+            "PYTHONPATH": str(ROOT / "artifact"),
+            "PYTHONWARNINGS": "error",
+            **changes,
+        }
+
+    def run(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run this interpreter with `args` where these cards are."""
+        command = [sys.executable, *args]
+        return subprocess.run(command, env=self.env(**env), capture_output=True, text=True, timeout=120, check=False)
+
+    def ask(self, expression: str, *cards: dict[str, Any], imports: str = "gpus, machine", **env: str) -> Any:
+        """The value of `expression` (plain data) in a fresh process where `cards` are the devices."""
+        if cards:
+            self.cards(*cards)
+        code = f"import json, os\nfrom decodegap import {imports}\nprint(json.dumps({expression}, default=vars))"
+        done = self.run("-c", code, **env)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+def _lines(values: dict[str, Any]) -> list[str]:
+    listed = {key: value if isinstance(value, list) else [value] for key, value in values.items()}
+    return [f"{key} = {each}" for key, every in listed.items() for each in every]
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the compiled stand-in."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs a C compiler for the stand-in driver library")
+    folder = tmp_path_factory.mktemp("nvml")
+    source = Path(__file__).parent / "fake_nvml" / "nvml.c"
+    flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run([compiler, *flags, "-o", str(folder / "libnvidia-ml.so.1"), str(source)], check=True)
+    return folder
+
+
+@pytest.fixture
+def fake_nvml(nvml_library: Path, tmp_path: Path) -> FakeNvml:
+    """A machine with no card yet; give it some with `cards`."""
+    fake = FakeNvml(nvml_library, tmp_path / "cards.txt")
+    fake.cards()
+    return fake
+
+
+@pytest.fixture
+def h200() -> Any:
+    """`card`: an H200's description, with the values changed that are given by name."""
+    return card

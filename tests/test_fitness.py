@@ -1,0 +1,249 @@
+"""Each rule fires on the state it is about, and is silent on a good machine."""
+
+import pytest
+
+from decodegap import doctor, fitness, gpus
+from decodegap.errors import BadInputError
+from decodegap.fitness import Needs
+from decodegap.records import DeviceState, Machine
+
+H200 = gpus.catalogue()["h200"]
+IDLE = {
+    "sm_clock_mhz": 345,
+    "memory_clock_mhz": 3201,
+    "temperature_c": 34,
+    "power_w": 76.2,
+    "throttle_reasons": ["idle"],
+    "memory_used_mib": 4,
+    "utilisation_percent": 0,
+    "other_processes": 0,
+    "ecc_uncorrected": 0,
+}
+RUNNING = IDLE | {
+    "sm_clock_mhz": 1980,
+    "power_w": 640.0,
+    "throttle_reasons": [],
+    "memory_used_mib": 20480,
+    "utilisation_percent": 99,
+}
+GOOD = {
+    "device_name": "NVIDIA H200",
+    "memory_mib": 143771,
+    "sm_count": 132,
+    "capability": "9.0",
+    "bus_width_bits": 6016,
+    "max_memory_clock_mhz": 3201,
+    "driver": "580.95.05",
+    "cuda": "13.0",
+    "ecc": True,
+    "mig": False,
+    "persistence": True,
+    "power_cap_w": 700.0,
+    "power_cap_default_w": 700.0,
+    "cpu_model": "Some CPU",
+    "cores": 16,
+    "host_memory_mib": 131072,
+    "last_level_cache_mib": 64.0,
+    "governor": None,
+    "load_1min": 1.2,
+    "cpu_quota_cores": None,
+    "container": None,
+    "host_tag": "00000000",
+    "idle": IDLE,
+    "before": RUNNING,
+    "after": RUNNING,
+    "read_gb_s": 4480.0,
+    "read_kernel": "torch.mv",
+    "read_buffer_mib": 4096,
+    "dispatch_us": 8.9,
+    "dispatch_us_spread": 0.4,
+}
+NEEDS = Needs(
+    device_memory_mib=20000,
+    host_memory_mib=8000,
+    host_free_mib=100000,
+    disk_mib=64,
+    disk_free_mib=60000,
+    torch_cuda="13.0",
+)
+
+
+def good(**changes):
+    values = GOOD | changes
+    states = {key: values[key] and DeviceState(**values[key]) for key in ("idle", "before", "after")}
+    return Machine(**values | states)
+
+
+def found(machine, gpu=H200, needs=NEEDS):
+    return {(finding.rule, finding.level) for finding in fitness.findings(machine, gpu, needs)}
+
+
+def test_a_good_machine_has_no_finding():
+    assert fitness.findings(good(), H200, NEEDS) == []
+    assert fitness.findings(good(), H200) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "level"),
+    [
+        ({"sm_count": 114}, "card", "void"),
+        ({"memory_mib": 71885}, "card", "void"),
+        ({"device_name": "NVIDIA H200 NVL"}, "card", "void"),
+        ({"mig": True}, "mig", "void"),
+        ({"capability": "7.5"}, "bf16", "void"),
+        ({"idle": IDLE | {"other_processes": 1, "utilisation_percent": 60}}, "neighbour", "void"),
+        ({"idle": IDLE | {"other_processes": 1}}, "neighbour", "flag"),
+        ({"idle": None, "before": RUNNING | {"other_processes": 1}}, "neighbour", "flag"),
+        ({"after": RUNNING | {"other_processes": 1}}, "neighbour", "void"),
+        ({key: RUNNING | {"other_processes": None} for key in ("idle", "before", "after")}, "neighbour", "flag"),
+        ({"after": RUNNING | {"throttle_reasons": ["hardware slowdown"]}}, "throttle", "void"),
+        ({"before": RUNNING | {"throttle_reasons": ["hardware thermal slowdown"]}}, "throttle", "void"),
+        ({"before": RUNNING | {"throttle_reasons": ["software thermal slowdown"]}}, "throttle", "void"),
+        ({"after": RUNNING | {"throttle_reasons": ["hardware power brake"]}}, "throttle", "void"),
+        ({"after": RUNNING | {"throttle_reasons": ["software power cap"]}}, "throttle", "flag"),
+        ({"after": RUNNING | {"throttle_reasons": ["application clocks setting"]}}, "throttle", "flag"),
+        ({"after": RUNNING | {"throttle_reasons": ["unknown reason 0x200"]}}, "throttle", "flag"),
+        ({"after": RUNNING | {"throttle_reasons": ["not reported"]}}, "throttle", "flag"),
+        ({"after": RUNNING | {"sm_clock_mhz": 1830}}, "clock", "flag"),
+        ({"after": RUNNING | {"memory_clock_mhz": 2619}}, "clock", "flag"),
+        ({"power_cap_w": 500.0}, "power cap", "flag"),
+        ({"after": RUNNING | {"ecc_uncorrected": 1}}, "ecc", "void"),
+        ({"idle": IDLE | {"ecc_uncorrected": 3}}, "ecc", "void"),
+        ({"persistence": False}, "persistence", "flag"),
+        ({"read_gb_s": 3800.0}, "bandwidth", "flag"),
+        ({"read_gb_s": 4900.0}, "bandwidth", "flag"),
+        ({"dispatch_us": 31.0}, "dispatch", "flag"),
+        ({"dispatch_us_spread": 4.0}, "dispatch", "flag"),
+        ({"load_1min": 24.0}, "load", "flag"),
+        ({"governor": "powersave"}, "governor", "flag"),
+        ({"cpu_quota_cores": 2.0}, "quota", "flag"),
+    ],
+)
+def test_each_fault_of_a_machine_is_found_alone(changes, rule, level):
+    assert found(good(**changes)) == {(rule, level)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "level"),
+    [
+        ({"device_memory_mib": 150000}, "memory", "flag"),
+        ({"host_free_mib": 4000}, "memory", "void"),
+        ({"disk_free_mib": 10}, "disk", "void"),
+        ({"torch_cuda": ""}, "torch", "void"),
+        ({"torch_cuda": "14.1"}, "torch", "void"),
+    ],
+)
+def test_each_unmet_need_is_found_alone(changes, rule, level):
+    assert found(good(), needs=Needs(**vars(NEEDS) | changes)) == {(rule, level)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sm_count": 132, "memory_mib": 141000},
+        {"idle": IDLE | {"utilisation_percent": 70}},  # the echo of the session before, whose process is gone
+        {"after": RUNNING | {"sm_clock_mhz": 345, "memory_clock_mhz": 405, "throttle_reasons": ["idle"]}},
+        {"before": RUNNING | {"sm_clock_mhz": 1200}},  # speeding up is no fault
+        {"after": RUNNING | {"sm_clock_mhz": 1950}},
+        {"power_cap_w": 698.0},
+        {"persistence": None, "ecc": None, "power_cap_w": None, "power_cap_default_w": None, "cuda": None},
+        {"governor": "performance", "cpu_quota_cores": 16.0, "load_1min": 16.0},
+        {"read_gb_s": 4800.0 * 0.81},
+        {"read_gb_s": None, "dispatch_us": None, "dispatch_us_spread": None},
+    ],
+)
+def test_what_is_no_fault_is_not_reported(changes):
+    assert found(good(**changes)) == set()
+
+
+def test_memory_that_others_hold_is_not_the_cards_limit():
+    taken = good(idle=IDLE | {"memory_used_mib": 130000, "other_processes": 1})
+    assert found(taken) == {("memory", "void"), ("neighbour", "flag")}
+
+
+def test_a_torch_of_an_older_cuda_runs_on_a_newer_driver():
+    assert found(good(), needs=Needs(torch_cuda="12.8")) == set()
+
+
+def test_the_power_cap_that_reading_alone_sets_is_a_flag_and_says_so():
+    capped = good(after=RUNNING | {"throttle_reasons": ["software power cap"], "power_w": 700.1})
+    (finding,) = fitness.findings(capped, H200)
+    assert finding.level == "flag"
+    assert "it is how the card works" in finding.do
+
+
+def test_voids_come_first_and_each_is_one_line_of_what_why_and_do():
+    bad = good(persistence=False, mig=True, load_1min=99.0, idle=IDLE | {"ecc_uncorrected": 1})
+    listed = fitness.findings(bad, H200)
+    assert [finding.level for finding in listed] == ["void", "void", "flag", "flag"]
+    for finding in listed:
+        assert len(finding.line().splitlines()) == 1
+        assert all(
+            part in finding.line() for part in (finding.level, finding.rule, finding.what, finding.why, finding.do)
+        )
+
+
+def test_a_cpu_is_judged_as_a_host_only():
+    cpu = good(
+        **dict.fromkeys(("idle", "before", "after", "sm_count", "capability", "mig", "persistence", "cuda", "driver")),
+        **dict.fromkeys(("power_cap_w", "power_cap_default_w", "bus_width_bits", "max_memory_clock_mhz", "ecc")),
+        device_name="Some CPU",
+        memory_mib=131072,
+        read_gb_s=28.0,
+        dispatch_us=2.2,
+        dispatch_us_spread=0.1,
+        load_1min=99.0,
+    )
+    assert found(cpu, gpu=gpus.CPU, needs=Needs(host_memory_mib=9, host_free_mib=1, torch_cuda="")) == {
+        ("memory", "void"),
+        ("load", "flag"),
+    }
+
+
+def test_the_doctor_examines_this_cpu(tmp_path):
+    lines, code = doctor.doctor("cpu", tmp_path)
+    assert code in (0, 1)
+    assert lines[-1].startswith(("fit to measure", "not fit"))
+    assert any(line.startswith("speed: reads ") for line in lines) == (code == 0)
+    assert all(len(line.splitlines()) == 1 for line in lines)
+
+
+def test_the_doctor_says_which_card_is_missing(tmp_path):
+    if gpus.detect():
+        pytest.skip("there is a GPU here")
+    lines, code = doctor.doctor("h100", tmp_path)
+    assert code == 2
+    assert lines[-1] == "not fit: it cannot be measured here: no NVIDIA GPU was found (no driver, or none visible)"
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(BadInputError):
+        doctor.doctor("../x", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("slug", "changes", "code", "said"),
+    [
+        ("h200", {"cuda_cores": 114 * 128}, 2, "it has 114 SMs, the H200 SXM has 132"),
+        ("h200", {"memory_mib": 71885}, 2, "it has 71885 MiB"),
+        ("h100", {"name": "NVIDIA H100 PCIe", "memory_mib": 81559, "cuda_cores": 114 * 128}, 2, "is not the H100 SXM"),
+        ("h200", {"mig": 1}, 2, "MIG mode is on"),
+        ("auto", {"mig": 1}, 1, "void  mig: MIG mode is on"),
+        (
+            "auto",
+            {"name": "Tesla T4", "capability": "7.5", "cuda_cores": 2560},
+            1,
+            "void  bf16: compute capability 7.5",
+        ),
+        ("auto", {"name": "NVIDIA Unheard Of", "memory_mib": 48000}, None, "peak 4814.3 GB/s (derived)"),
+        ("h200", {"event_reasons": "0x48"}, 1, "void  throttle: hardware thermal slowdown"),
+        ("h200", {"used_mib": 90000, "utilisation": 88}, 1, "1 other process(es) on the card, which was 88% busy"),
+        ("h200", {"power_cap_mw": 500000}, None, "flag  power cap: the power limit is 500 W, the card's default 700 W"),
+        ("h200", {"ecc_uncorrected": 2}, 1, "void  ecc: 2 uncorrected memory error(s)"),
+        ("h200", {"persistence": 0}, None, "flag  persistence: persistence mode is off"),
+    ],
+)
+def test_the_doctor_reads_a_cards_state_from_its_driver(fake_nvml, h200, tmp_path, slug, changes, code, said):
+    call = f"doctor.doctor({slug!r}, __import__('pathlib').Path(os.environ['STORE']))"
+    lines, got = fake_nvml.ask(call, h200(**changes), imports="doctor", STORE=str(tmp_path))
+    assert any(said in line for line in lines), lines
+    assert code in (None, got)
+    assert not any(h200()["uuid"] in line for line in lines)
