@@ -112,7 +112,7 @@ def extra_operator(setup: Setup) -> Step:
     ],
     ids=["another operator", "an empty step"],
 )
-def test_a_pair_that_did_not_do_the_same_work_is_void_and_not_timed(
+def test_a_pair_that_did_not_do_the_same_work_is_void_and_keeps_no_times(
     fault: object, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(arms.ARMS, "graph", fault)

@@ -128,7 +128,7 @@ def test_a_missing_token_of_context_is_caught() -> None:
 def test_unwritten_logits_are_caught_and_recordable() -> None:
     result = checked(stepping.setup(), lambda setup: torch.full_like(pinned(setup), float("nan")))
     assert not result.passed
-    assert result.error == reference.NOT_FINITE
+    assert result.error == reference.NOT_FINITE > 1
 
 
 def test_another_token_fails_only_where_the_reference_is_decided() -> None:

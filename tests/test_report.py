@@ -161,7 +161,8 @@ def test_each_cell_says_what_stands_there_and_why(at: Places) -> None:
 
 def test_the_epoch_is_the_newest_records_time(at: Places) -> None:
     assert report.epoch_s(report.paper(at)) == 1_779_926_400  # the study's date, 2026-05-28
-    write([record(started_at="2026-06-01T12:00:00Z"), record(session=2, started_at="2026-06-03T00:00:00Z")], at.results)
+    times = {2048: "2026-06-01T12:00:00Z", 4096: "2026-06-03T00:00:00Z", 8192: "2026-06-02T00:00:00Z"}
+    write([record(ctx=ctx, started_at=started_at) for ctx, started_at in times.items()], at.results)
     assert report.epoch_s(report.paper(at)) == 1_780_444_800
 
 

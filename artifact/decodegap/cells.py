@@ -8,7 +8,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from decodegap import anatomy, anatomy_cli, arms, attest, decode, gpus, machine, models, pairing, plan, records, reference, timing
+from decodegap import (
+    anatomy,
+    anatomy_cli,
+    arms,
+    attest,
+    decode,
+    gpus,
+    machine,
+    models,
+    pairing,
+    plan,
+    records,
+    reference,
+    timing,
+)
 from decodegap.arms import Setup, Step
 from decodegap.errors import BadRecordError, StoreError, UnsupportedError
 from decodegap.plan import Task
@@ -79,9 +93,18 @@ def measure_single(task: Task, setup: Setup, device: gpus.Device | None, found: 
 
 
 def measure_pair(task: Task, pair: Pairing, setup: Setup, device: gpus.Device | None, found: "Findings") -> None:
-    """Attest that the pair did the same work, then time both interleaved; a pair that fails is not timed."""
+    """Time a pair interleaved, then attest that both did the same work; a pair that did not keeps no times.
+
+    In this order because a profiler, once it was attached, may go on costing every launch something.
+    """
     with found.timed("prepare"):
         first, second = arms.prepare(pair.first, setup), arms.prepare(pair.second, setup)
+    found.before = machine.state(device)
+    with found.timed("measure"):
+        *series, ratio = pairing.measure_pair(
+            (pair.first, first), (pair.second, second), setup.device, task.protocol, _energy(device)
+        )
+    found.after = machine.state(device)
     with found.timed("attest"):
         seen = attest.attest(first, second, setup.device, names=(pair.first, pair.second))
         found.attestations.append(seen)
@@ -89,15 +112,8 @@ def measure_pair(task: Task, pair: Pairing, setup: Setup, device: gpus.Device | 
     for reason in attest.faults(seen, same_work=pair.same_work):
         _void(found, reason)
     _pinned(task, found)
-    if found.outcome == "void":
-        return
-    found.before = machine.state(device)
-    with found.timed("measure"):
-        *series, found.pair = pairing.measure_pair(
-            (pair.first, first), (pair.second, second), setup.device, task.protocol, _energy(device)
-        )
-        found.series += series
-    found.after = machine.state(device)
+    if found.outcome != "void":
+        found.series, found.pair = series, ratio
     _dissect(task, [first, second], setup.device, found)
     if not pair.same_work:
         found.flags.append(f"{pair.second} runs other kernels than {pair.first}: the ratio is not launch cost alone")
