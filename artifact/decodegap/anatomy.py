@@ -58,9 +58,7 @@ def measure(
         traces[series.arm] = profiling.profile_step(step, device, keep=keep)
         twin = traces.get(TWINS.get(series.arm, ""))
         found.append(
-            of_trace(
-                traces[series.arm], series, cell, model, read_gb_s, empty=empty, twin=twin, replayed=step.replayed
-            )
+            of_trace(traces[series.arm], series, cell, model, read_gb_s, empty=empty, twin=twin, replayed=step.replayed)
         )
     return found
 

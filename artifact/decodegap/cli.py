@@ -260,6 +260,9 @@ def main(argv: list[str] | None = None) -> int:
     except DecodeGapError as error:
         print(f"decode-gap: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # the reader of our output has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("decode-gap: stopped; what was measured is kept, and the same command goes on from here", file=sys.stderr)
         return 130

@@ -101,7 +101,8 @@ def kernel_environment(store: Path) -> dict[str, str]:
     """
     home = store / ".jupyter"
     spec = {
-        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        # Critical only: a kernel that is stopped by Ctrl-C would print a traceback of its own.
+        "argv": [sys.executable, "-m", "ipykernel_launcher", "--log-level=CRITICAL", "-f", "{connection_file}"],
         "display_name": "decode-gap",
         "language": "python",
     }

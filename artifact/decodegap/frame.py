@@ -54,7 +54,7 @@ def sessions(records: Iterable[Record], store: Store) -> list[SessionRow]:
     """One row per record and arm; a record without series (it died, or never ran) gives one row."""
     rows = []
     for record in records:
-        if record.outcome == "ok" and not record.series:
+        if record.outcome == "ok" and not record.series and not record.checks:  # a check times nothing
             raise BadRecordError(f"{_name(record)}: says ok but holds no samples; measure it again")
         arms: list[Series | None] = [*record.series] if record.series else [None]
         rows += [_session(record, series, store) for series in arms]
@@ -173,7 +173,7 @@ def _step_ms(record: Record, series: Series) -> float | None:
 def _cell(group: Sequence[SessionRow], hosts: tuple[str, ...]) -> CellRow:
     group = sorted(group, key=lambda row: row.session)
     values = tuple(row.step_ms for row in group if row.step_ms is not None)
-    summary = stats.summarise(values) if group[0].outcome == "ok" else None
+    summary = stats.summarise(values) if values and group[0].outcome == "ok" else None
     middle: dict[str, Any] = {name: _median_of(group, name) for name in _MEDIANS}
     step = summary.mean if summary else None
     floors = {name: middle[f"floor_{name}_ms"] for name in ("published", "streamed", "achievable")}

@@ -163,8 +163,9 @@ def _line(cell: Cell, wanted: int, rows: Sequence[CellRow], study: Published) ->
     for store in ("yours", "shipped"):
         ok = [row for row in here if row.store == store and row.outcome == "ok"]
         if ok:
-            number = sum(row.sessions for row in ok)
-            hosts = f", {len(ok)} hosts" if len(ok) > 1 else ""
+            number = len({(row.host, session) for row in ok for session in row.session_ids})  # an A/B has two arms
+            tags = {row.host for row in ok}
+            hosts = f", {len(tags)} hosts" if len(tags) > 1 else ""
             few = f" of {wanted}" if number < wanted else ""
             return Line(cell, "measured", f"{number}{few} sessions, {store}{hosts}", store)
     failed = "; ".join(f"{row.outcome}: {row.reason}" for row in here)
