@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,25 @@ class FakeNvml:
 def _lines(values: dict[str, Any]) -> list[str]:
     listed = {key: value if isinstance(value, list) else [value] for key, value in values.items()}
     return [f"{key} = {each}" for key, every in listed.items() for each in every]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _locks_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests lock a machine of their own, so that they neither wait for a measurement nor pass for one."""
+    folder = str(tmp_path_factory.mktemp("locks"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How much the slow suites do, and where what they saw is written."""
+    group = parser.getgroup("decode-gap")
+    group.addoption("--kills", type=int, default=10, help="per cent of the fault suite's 200 kills (default: 10)")
+    group.addoption("--cases", type=int, default=600, help="fuzz cases in all (default: 600)")
+    group.addoption("--seed", type=int, default=0, help="repeat a random test from the seed it printed")
+    group.addoption("--faults-table", default="", help="write what the fault suite saw to this file")
 
 
 @pytest.fixture(scope="session")

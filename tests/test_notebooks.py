@@ -65,8 +65,16 @@ def test_papermills_own_command_line_works_too(tmp_path: Path) -> None:
     """Types that papermill guesses (`007` becomes 7, `inf` a float) are refused, not rounded into something else."""
     env = execute.kernel_environment(tmp_path) | {"PATH": "/usr/bin:/bin"}
     done = subprocess.run(
-        [sys.executable, "-m", "papermill", str(HERE.notebooks / "01_baseline.ipynb"), str(tmp_path / "out.ipynb")]
-        + ["--no-progress-bar", "-p", "gpu", "cpu", "-p", "sessions", "inf"],
+        [
+            *(
+                sys.executable,
+                "-m",
+                "papermill",
+                str(HERE.notebooks / "01_baseline.ipynb"),
+                str(tmp_path / "out.ipynb"),
+            ),
+            *("--no-progress-bar", "-p", "gpu", "cpu", "-p", "sessions", "inf"),
+        ],
         env=env,
         capture_output=True,
         text=True,

@@ -1,5 +1,6 @@
 """Whether a plan is completed whatever happens to its sessions: real processes, a tiny real model, real faults."""
 
+import contextlib
 import json
 import os
 import signal
@@ -126,11 +127,12 @@ def test_leftovers_of_a_killed_writer_are_swept(copied: Path) -> None:
 
 def session_pids() -> list[int]:
     """This process's running sessions."""
-    return [
-        child.pid
-        for child in psutil.Process().children(recursive=True)
-        if "decodegap.session" in " ".join(child.cmdline())
-    ]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile
+            if "decodegap.session" in " ".join(child.cmdline()):
+                found.append(child.pid)
+    return found
 
 
 def test_a_killed_session_is_measured_again(tmp_path: Path) -> None:

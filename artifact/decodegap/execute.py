@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from decodegap import errors, progress, records
 from decodegap.errors import DecodeGapError, MissingPackageError
 from decodegap.paths import HERE
+
+SOCKET_PATH_MAX = 108  # sun_path of sockaddr_un; in a temporary folder deeper than this they go beside the notebook
 
 
 class NotebookFailedError(DecodeGapError):
@@ -38,7 +41,7 @@ def run(name: str, parameters: dict[str, Any], folder: Path, store: Path) -> Pat
         ) from None
     executed = folder / f"{name}.ipynb"
     records.write_atomically(executed, b"")  # says at once, in one line, if the folder cannot be written
-    with _relay(), _environment(store):
+    with _relay(), _sockets() as sockets, _environment(store):
         try:
             papermill.execute_notebook(
                 HERE.notebooks / f"{name}.ipynb",
@@ -48,7 +51,7 @@ def run(name: str, parameters: dict[str, Any], folder: Path, store: Path) -> Pat
                 progress_bar=False,
                 log_output=True,
                 cwd=HERE.notebooks,
-                config=Config({"KernelManager": {"transport": "ipc"}}),  # no TCP port that others could reach
+                config=Config({"KernelManager": sockets}),
             )
         except PapermillExecutionError as error:
             ours = getattr(errors, error.ename, None)
@@ -59,8 +62,34 @@ def run(name: str, parameters: dict[str, Any], folder: Path, store: Path) -> Pat
             ) from None
         finally:
             with contextlib.suppress(OSError, ValueError):
+                _anonymise(executed, store)
                 _to_html(executed)
     return executed
+
+
+def _anonymise(executed: Path, store: Path) -> None:
+    """Take this machine's paths out of an executed notebook: they name people, and change from machine to machine."""
+    notebook = json.loads(executed.read_text(encoding="utf-8"))
+    for key in ("input_path", "output_path", "environment_variables"):
+        notebook.get("metadata", {}).get("papermill", {}).pop(key, None)
+    text = json.dumps(notebook, indent=1, ensure_ascii=False)
+    for path, stand_in in _paths(store):
+        text = text.replace(json.dumps(path, ensure_ascii=False)[1:-1], stand_in)
+    records.write_atomically(executed, (text + "\n").encode())
+
+
+def _paths(store: Path) -> list[tuple[str, str]]:
+    """Paths of this machine that a notebook may show, and what stands for them; those inside others first."""
+    named = {
+        str(store.resolve()): "RESULTS",
+        str(HERE.root): "CHECKOUT",
+        sys.prefix: "PYTHON",
+        sys.base_prefix: "PYTHON",
+        tempfile.gettempdir(): "TMP",
+        str(Path.home()): "HOME",
+    }
+    found = [(path, f"<{name}>") for path, name in named.items() if path != os.sep]
+    return sorted(found, key=lambda item: -len(item[0]))
 
 
 def _to_html(executed: Path) -> None:
@@ -70,6 +99,17 @@ def _to_html(executed: Path) -> None:
     notebook = nbformat.read(executed, as_version=4)
     body, _ = HTMLExporter(embed_images=True).from_notebook_node(notebook)
     records.write_atomically(executed.with_suffix(".html"), body.encode())
+
+
+@contextlib.contextmanager
+def _sockets() -> Iterator[dict[str, str]]:
+    """Where kernel and client meet: sockets in a private folder for as long as they live, no TCP port."""
+    with tempfile.TemporaryDirectory(prefix="decode-gap-") as folder:
+        at = Path(folder) / "kernel"
+        settings = {"transport": "ipc", "connection_file": f"{at}.json"}
+        if len(f"{at}-00000") < SOCKET_PATH_MAX:
+            settings["ip"] = str(at)
+        yield settings
 
 
 @contextlib.contextmanager
