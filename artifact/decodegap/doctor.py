@@ -2,23 +2,14 @@
 
 import importlib.util
 import os
-import runpy
-import shutil
 from pathlib import Path
 
-import psutil
-
-from decodegap import fitness, gpus, machine, plan
-from decodegap.fitness import Finding, Needs
+from decodegap import fitness, gate, gpus, machine, plan
+from decodegap.fitness import Finding
 from decodegap.gpus import Device, Gpu
-from decodegap.models import lookup
 from decodegap.records import Machine
 
 MIB = 2**20
-RECORDS_DISK_MIB = 64  # a plan's records, tables and figures take a few MiB
-# Beside weights and KV: torch's own context and workspaces, and one layer's KV copied when the cache grows.
-SLACK_MIB = 1536
-
 FIT, UNFIT, WRONG = 0, 1, 2
 NO_CUDA = Finding(
     "torch",
@@ -41,20 +32,9 @@ def doctor(gpu_slug: str, store: Path) -> tuple[list[str], int]:
         reason = gpus.absence(gpu, devices)
         return [f"asked for: GPU={gpu_slug}, {gpu.label}", f"not fit: it cannot be measured here: {reason}"], WRONG
     lines = [f"asked for: GPU={gpu_slug}, {gpu.label}{_peak(gpu)}"]
-    idle = machine.state(device)
-    seen = Machine(
-        **machine.describe(device, store),
-        idle=idle,
-        before=idle,
-        after=None,
-        read_gb_s=None,
-        read_kernel=None,
-        read_buffer_mib=None,
-        dispatch_us=None,
-        dispatch_us_spread=None,
-    )
+    seen = gate.look(device, store)
     lines += _describe(seen, device)
-    needs = _needs(gpu, store)
+    needs = gate.needs(plan.baseline(plan.request(gpu=gpu.slug), gpu.slug), gpu, store)
     found = fitness.findings(seen, gpu, needs)
     if any(finding.level == "void" for finding in found):
         lines.append("speed: not probed, because of what follows")
@@ -89,38 +69,6 @@ def _peak(gpu: Gpu) -> str:
     if gpu.peak_gb_s is None:
         return ", its peak is the read bandwidth measured here"
     return f", peak {gpu.peak_gb_s:g} GB/s ({gpu.peak_source})"
-
-
-def _needs(gpu: Gpu, store: Path) -> Needs:
-    tasks = plan.baseline(plan.request(gpu=gpu.slug), gpu.slug)
-    largest = max(
-        lookup(task.cell.model).weight_bytes(task.cell.dtype)
-        + lookup(task.cell.model).kv_bytes(task.cell.ctx, task.cell.dtype)
-        for task in tasks
-    )
-    need_mib = largest // MIB + SLACK_MIB
-    on_cpu = gpu.slug == "cpu"
-    folder = next(path for path in (store, *store.parents) if path.exists())
-    return Needs(
-        device_memory_mib=None if on_cpu else need_mib,
-        host_memory_mib=need_mib if on_cpu else None,
-        host_free_mib=psutil.virtual_memory().available // MIB,
-        disk_mib=RECORDS_DISK_MIB,
-        disk_free_mib=shutil.disk_usage(folder).free // MIB,
-        torch_cuda=None if on_cpu else torch_cuda(),
-    )
-
-
-def torch_cuda() -> str | None:
-    """The CUDA version that the installed torch is built for, "" for a build without CUDA, None without torch.
-
-    Read from torch's own version module alone: importing torch takes seconds.
-    """
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    told = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    return told.get("cuda") or ""
 
 
 def _cuda_starts(device: Device) -> bool:

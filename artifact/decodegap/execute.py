@@ -32,6 +32,7 @@ def run(name: str, parameters: dict[str, Any], folder: Path, store: Path) -> Pat
     """
     try:
         import papermill
+        from nbclient.exceptions import DeadKernelError
         from papermill.exceptions import PapermillExecutionError
         from traitlets.config import Config
     except ImportError as error:
@@ -59,6 +60,11 @@ def run(name: str, parameters: dict[str, Any], folder: Path, store: Path) -> Pat
                 raise ours(error.evalue) from None
             raise NotebookFailedError(
                 f"{name}.ipynb stopped with {error.ename}: {error.evalue[:300]}; see {_relative(executed)}"
+            ) from None
+        except DeadKernelError:
+            raise NotebookFailedError(
+                f"the kernel of {name}.ipynb ended (stopped, killed, or out of memory?); what was measured is kept, "
+                "and the same command goes on from here"
             ) from None
         finally:
             with contextlib.suppress(OSError, ValueError):

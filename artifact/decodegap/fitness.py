@@ -27,6 +27,8 @@ POWER_CAP_SLACK = 0.01  # limits are set in whole watts
 BUSY_PERCENT = 5  # NVML's utilisation of a card that nobody uses reads 0; leave room for a monitor that polls it
 # A session keeps at most every core busy, so the load average of a machine of our own stays at or below the cores.
 LOAD_PER_CORE = 1.25
+# An idle card's own bookkeeping takes far less; beyond this, running out of memory says nothing about the card.
+HELD_MIB = 1024
 # Reasons for which the hardware or driver runs a card slower than it should be able to, and does so in bursts.
 VOID_REASONS = (
     "hardware slowdown",
@@ -91,6 +93,14 @@ def findings(machine: Machine, gpu: Gpu, needs: Needs = NO_NEEDS) -> list[Findin
         *_host(machine),
     ]
     return sorted(found, key=lambda finding: finding.level == "flag")
+
+
+def held_by_others(machine: Machine, gpu: Gpu) -> str:
+    """What to say of a session that ran out of memory while others held much of the card; empty if they did not."""
+    held_mib = (machine.idle.memory_used_mib or 0) if machine.idle else 0
+    if gpu.slug == "cpu" or held_mib <= HELD_MIB:
+        return ""
+    return f"out of memory while others held {held_mib} of the card's {machine.memory_mib} MiB"
 
 
 def _void(rule: str, what: str, why: str, do: str) -> Finding:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from decodegap import gpus, progress, records
+from decodegap import fitness, gate, gpus, progress, records
 from decodegap.errors import BadInputError, BadRecordError, NotMeasuredError, StoreError
 from decodegap.paths import HERE
 from decodegap.plan import Task, task_to_json
@@ -22,6 +22,7 @@ from decodegap.records import Record
 DEADLINE_S = 900.0  # a session takes seconds; one that hangs this long will not come back
 ATTEMPTS = 3  # a session that dies or is void is measured again this often in all
 ASIDE = "aside"
+SESSION = "decodegap.session"
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Report:
     cached: list[Path] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    unfit: str = ""  # what about this machine voided a session in every attempt, which ends the run
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Attempt:
     store: Path
     device: gpus.Device | None
     deadline_s: float
+    module: str
 
 
 def run(
@@ -51,12 +54,14 @@ def run(
     say: Callable[[str], None] = print,
     deadline_s: float = DEADLINE_S,
     attempts: int = ATTEMPTS,
+    module: str = SESSION,
 ) -> Report:
     """Measure every task that has no valid record in `store`, one fresh process each, never two at once.
 
-    A record that is damaged or of another protocol is set aside with its reason and measured again. Raises
-    `StoreError` when another run holds the store or this machine, `BadInputError` when a session says that no
-    repetition would help, and `NotMeasuredError` at the end for sessions that kept dying.
+    A record that is damaged or of another protocol is set aside with its reason and measured again. `module` is what
+    each process runs. Raises `StoreError` when another run holds the store or this machine, `UnsupportedError` when
+    the machine would void every session, `BadInputError` when a session says that no repetition would help, and
+    `NotMeasuredError` at the end for sessions that kept dying, or at once where the machine voids one every time.
     """
     report = Report()
     with hold(store):
@@ -64,21 +69,35 @@ def run(
         missing = [task for task in tasks if not _is_done(task, store, report, say)]
         if report.cached:
             say(f"{len(report.cached)} of {len(tasks)} sessions are measured already")
-        device = gpus.require(tasks[0].cell.gpu, gpus.detect())[1] if missing else None
+        device = _admitted(missing, store) if missing else None
         began, spent = time.monotonic(), 0.0
         for done, task in enumerate(missing):
-            attempt = Attempt(task, store, device, deadline_s)
+            attempt = Attempt(task, store, device, deadline_s, module)
             text = _measure(attempt, report, attempts)
             spent = time.monotonic() - began
             left = spent / (done + 1) * (len(missing) - done - 1)
             rest = f"; about {progress.duration(left)} left" if left >= 1 else ""
             say(progress.line(done + 1, len(missing), f"{name(task)}: {text}{rest}"))
+            if report.unfit:
+                break
+    if report.unfit:
+        raise NotMeasuredError(
+            f"stopped at {report.failed[-1]}: this machine voids what is measured ({report.unfit}); what was measured "
+            "is kept, and the same command goes on from here"
+        )
     if report.failed:
         raise NotMeasuredError(
             f"{len(report.failed)} of {len(tasks)} sessions could not be measured, first {report.failed[0]}; "
             "what was measured is kept, and the same command goes on from here"
         )
     return report
+
+
+def _admitted(tasks: Sequence[Task], store: Path) -> gpus.Device | None:
+    """The device to measure `tasks` on; raises where it is not here, or would void every session."""
+    gpu, device = gpus.require(tasks[0].cell.gpu, gpus.detect())
+    gate.check(tasks, gpu, device, store)
+    return device
 
 
 def name(task: Task) -> str:
@@ -142,21 +161,33 @@ def _measure(attempt: Attempt, report: Report, attempts: int) -> str:
     """Measure one task, again if it dies or is void; note it in `report` and say in words how it went."""
     task = attempt.task
     path = records.path_of(attempt.store, task.cell, task.session)
-    reason = ""
+    reason, unfit = "", ""
     for _ in range(attempts):
         if path.exists():
             set_aside(path, attempt.store)  # the void record of the attempt before
         reason = _session(attempt)
-        if reason:
+        if not path.exists():  # a session that dies once its record is written has done its work
+            reason = reason or "it ended without a record"
             continue
         record = records.load(path)
         if record.outcome == "void":
             reason = "void: " + "; ".join(record.reasons)
+            unfit = _unfit(record, attempt.device)
             continue
         report.measured.append(path)
         return _result(record)
     report.failed.append(f"{name(task)} ({reason})")
+    report.unfit = unfit
     return f"not measured after {attempts} attempts: {reason}"
+
+
+def _unfit(record: Record, device: gpus.Device | None) -> str:
+    """What about the machine voided this session; empty where it was something of the cell's own."""
+    gpu = gpus.identify(device) if device else gpus.CPU
+    if record.machine is None:
+        return ""
+    found = [*gate.voids(record.machine, gpu), fitness.held_by_others(record.machine, gpu)]
+    return next((each for each in found if each in record.reasons or each.split("; ")[0] in record.reasons), "")
 
 
 def _result(record: Record) -> str:
@@ -173,7 +204,7 @@ def _session(attempt: Attempt) -> str:
     """Run one session to its end; empty when its record is written, else why not. Raises for a user's mistake."""
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "decodegap.session", "--store", str(attempt.store)],
+            [sys.executable, "-m", attempt.module, "--store", str(attempt.store)],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -192,8 +192,10 @@ def _judge(seen: Machine, gpu: gpus.Gpu, counts: ByteCounts, found: Findings) ->
             f"the floor does not apply: {counts.weights_streamed // 2**20} MiB of weights are less than "
             f"{CACHE_MULTIPLE} x the last-level cache of {seen.last_level_cache_mib:.0f} MiB"
         )
+    if found.outcome == "oom" and (others := fitness.held_by_others(seen, gpu)):
+        _void(found, others)
     for finding in fitness.findings(seen, gpu):
-        if finding.level == "void" and found.outcome == "ok":
+        if finding.level == "void" and found.outcome in ("ok", "oom"):
             _void(found, finding.what)
         else:
             found.flags.append(finding.what)
