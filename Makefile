@@ -11,7 +11,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules
 
-SETTINGS := GPU MODELS CONTEXTS SESSIONS EXPERIMENTS WEIGHTS REQUIRE MODEL CTX ARM TRACE PIP_ARGS PYTHON
+SETTINGS := GPU MODELS CONTEXTS SESSIONS EXPERIMENTS WEIGHTS REQUIRE MODEL CTX ARM TRACE STRICT FROM PIP_ARGS PYTHON
 
 GPU ?= auto
 WEIGHTS ?= synthetic
@@ -101,6 +101,11 @@ tables: ## every table, from the records
 summary: ## what was measured and where the files are
 	@$(call need,analysis)
 	@"$$PY" -m decodegap summary
+
+.PHONY: verify
+verify: ## a verdict for each claim, by your records of GPU or the shipped ones: STRICT=1 fails on one not reproduced
+	@$(call need,analysis)
+	@"$$PY" -m decodegap verify
 
 .PHONY: anatomy
 anatomy: ## where one cell's step goes, measured now: MODEL= CTX= ARM= TRACE=1

@@ -19,7 +19,12 @@ from decodegap.errors import BadInputError, BadRecordError
 from decodegap.paths import HERE, Places
 
 FIGURES = {f"{name}.{fmt}" for name in ("fraction", "context", "heatmap") for fmt in ("pdf", "png", "svg")}
-TABLES = {f"grid.{kind}" for kind in ("md", "csv", "tex")}
+TABLES = {f"{name}.{kind}" for name in ("grid", "actions") for kind in ("md", "csv", "tex")}
+REVIEW = {f"{name}.{kind}" for name in ("claims", "costs") for kind in ("md", "csv", "tex")} | {
+    "claims.json",
+    "findings.tex",
+}
+PAPER = TABLES | REVIEW | {"numbers.tex"}
 
 
 @pytest.fixture
@@ -28,6 +33,7 @@ def at(tmp_path: Path) -> Places:
     here = Places(tmp_path / "checkout")
     here.published.parent.mkdir(parents=True)
     shutil.copyfile(HERE.published, here.published)
+    shutil.copyfile(HERE.claims, here.claims)
     return here
 
 
@@ -49,8 +55,8 @@ def test_the_paper_is_rebuilt_from_shipped_records_and_a_second_time_touches_not
     manifest(at, "h200")
     written = report.rebuild(at)
     assert names(at.figures) == FIGURES
-    assert names(at.generated) == TABLES | {"numbers.tex"}
-    assert {path.name for path in written} == FIGURES | TABLES | {"numbers.tex"}
+    assert names(at.generated) == PAPER
+    assert {path.name for path in written} == FIGURES | PAPER
     before = contents(at)
     assert report.rebuild(at) == written
     assert contents(at) == before
@@ -64,7 +70,7 @@ def test_without_any_record_the_paper_shows_what_is_published(at: Places) -> Non
 
 def test_tables_and_figures_can_be_had_apart(at: Places) -> None:
     report.rebuild(at, {"tables"})
-    assert (names(at.figures), names(at.generated)) == (set(), TABLES | {"numbers.tex"})
+    assert (names(at.figures), names(at.generated)) == (set(), PAPER)
 
 
 def test_local_records_get_their_own_report_beside_the_shipped_and_leave_the_paper_alone(at: Places) -> None:
@@ -201,8 +207,8 @@ def test_the_notebook_runs_in_a_checkout_and_shows_every_figure_at_its_print_siz
     checkout = tmp_path / "checkout"
     for folder in ("artifact/decodegap", "artifact/published"):
         shutil.copytree(HERE.root / folder, checkout / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("figures/paper.mplstyle", "notebooks/05_paper.ipynb"):
-        (checkout / file).parent.mkdir()
+    for file in ("figures/paper.mplstyle", "notebooks/05_paper.ipynb", "artifact/claims.toml"):
+        (checkout / file).parent.mkdir(exist_ok=True)
         shutil.copyfile(HERE.root / file, checkout / file)
     write(grid("h200", sessions=1), checkout / "artifact" / "results")
     write(grid("cpu", sessions=1), checkout / "artifact" / "results" / "local")
@@ -232,7 +238,7 @@ def test_rebuilding_needs_no_torch(at: Places) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
     )
-    assert (done.returncode, done.stdout) == (0, "13\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{len(FIGURES | PAPER)}\n"), done.stderr
 
 
 def test_committed_files_are_what_the_shipped_records_give(tmp_path: Path) -> None:
@@ -242,6 +248,7 @@ def test_committed_files_are_what_the_shipped_records_give(tmp_path: Path) -> No
         shutil.copytree(HERE.results, copy.results, ignore=shutil.ignore_patterns("local"))
     copy.published.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(HERE.published, copy.published)
+    shutil.copyfile(HERE.claims, copy.claims)
     what = {"tables", "figures"} if version("matplotlib") == GOLDEN_MATPLOTLIB else {"tables"}
     for path in report.rebuild(copy, what):
         committed = HERE.root / path.relative_to(copy.root)

@@ -3,6 +3,7 @@
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -191,6 +192,20 @@ def _rebuild(ctx: Context, what: str) -> None:
         print(os.path.relpath(path))
 
 
+def verify(ctx: Context) -> None:
+    """Print and write a verdict for every claim, judged by your records of the GPU if there are any."""
+    from decodegap import published, report, review, tensions, verdicts
+
+    found = review.judged(HERE, ctx.store, ctx.gpu.slug)
+    findings = tensions.findings(published.load(HERE.published))
+    print("\n".join(review.lines(found, findings)))
+    for path in report.rebuild_claims(ctx.gpu.slug, ctx.store, found, findings):
+        print(os.path.relpath(path))
+    failed = [verdict for verdict in found if verdict.word == verdicts.WORDS[1]]
+    if failed and os.environ.get("STRICT"):
+        raise NotMeasuredError(f"STRICT: {len(failed)} claims are not reproduced, first {failed[0].claim.text}")
+
+
 def anatomy(ctx: Context) -> None:
     """Say where one cell's step goes, measured now in a fresh process."""
     from decodegap import anatomy_cli
@@ -237,6 +252,7 @@ VERBS: dict[str, Callable[[Context], None]] = {
     "figures": figures,
     "tables": tables,
     "summary": summary,
+    "verify": verify,
     "anatomy": anatomy,
     "doctor": doctor,
     "bench": bench,
@@ -251,6 +267,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("verb", choices=["mode", *VERBS])
     parser.add_argument("--must-measure", action="store_true", help="mode only: fail if the GPU is not here")
     args = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's way of saying Ctrl-C
     try:
         ctx = context(os.environ)
         if args.verb == "mode":

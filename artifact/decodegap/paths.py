@@ -26,6 +26,11 @@ class Places:
         return self.root / "artifact" / "published" / "published.json"
 
     @property
+    def claims(self) -> Path:
+        """What is claimed, and when a claim counts as reproduced."""
+        return self.root / "artifact" / "claims.toml"
+
+    @property
     def schema(self) -> Path:
         """JSON Schema of a record, exported from the model."""
         return self.root / "artifact" / "schema" / "record.schema.json"
@@ -43,7 +48,12 @@ class Places:
     @property
     def generated(self) -> Path:
         """Generated tables and macros that the paper includes."""
-        return self.root / "paper" / "generated"
+        return self.paper / "generated"
+
+    @property
+    def paper(self) -> Path:
+        """The paper's own text, and what is built from it."""
+        return self.root / "paper"
 
 
 HERE = Places(Path(__file__).resolve().parents[2])

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decodegap import figures, frame, gpus, numbers, plan, published, records, render, style, tables
+from decodegap import figures, frame, gpus, numbers, plan, published, records, render, style, tables, tables_review
 from decodegap.errors import BadInputError, StoreError
 from decodegap.grid import EXCLUDED, NOT_QUOTED, Kind
 from decodegap.paths import HERE, Places
@@ -24,7 +24,13 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-TABLES: dict[str, Callable[["pd.DataFrame", Published], Table]] = {"grid": tables.grid}
+    from decodegap.tensions import Finding
+    from decodegap.verdicts import Verdict
+
+TABLES: dict[str, Callable[["pd.DataFrame", Published], Table]] = {
+    "grid": tables.grid,
+    "actions": tables_review.actions,
+}
 FIGURES: dict[str, Callable[["pd.DataFrame", Published], "Figure"]] = {
     "fraction": figures.fraction,
     "context": figures.context,
@@ -125,6 +131,24 @@ def rebuild(
     return [_put(path, content) for view in views for path, content in _files(view, at, what)]
 
 
+def rebuild_claims(
+    gpu: str, store: Path, found: "Sequence[Verdict]", findings: "Sequence[Finding]", at: Places = HERE
+) -> list[Path]:
+    """Write these verdicts to the local report of `gpu` if it has records, else the paper's from the shipped records.
+
+    Returns every file. Raises as `paper`.
+    """
+    from decodegap import review
+
+    view = None if gpu == "cpu" else local(gpu, store, at)
+    if view is None or view.folder is None:
+        all_shipped = shipped(at)
+        digest = frame.records_hash(frame.build(all_shipped))
+        return [_put(path, content) for path, content in review.files(at.generated, found, findings, digest)]
+    digest = frame.records_hash(view.frame)
+    return [_put(path, content) for path, content in review.files(view.folder, found, findings, digest)]
+
+
 def places(gpu: str, store: Path, at: Places = HERE) -> list[Path]:
     """The folders a reader may want to open after `rebuild`, those that exist."""
     wanted = [store / gpu / "report", store / gpu / "notebooks", at.figures, at.generated]
@@ -210,8 +234,13 @@ def _files(view: View, at: Places, what: Collection[str]) -> Iterator[tuple[Path
             yield folder / f"{table.name}.csv", render.csv_text(table).encode()
             yield folder / f"{table.name}.tex", render.latex(table).encode()
         if view.folder is None:
-            text = numbers.latex(numbers.macros(view.frame, view.published), digest)
-            yield folder / "numbers.tex", text.encode()
+            from decodegap import numbers_paper, review  # they start from this module's records
+
+            all_shipped = shipped(at)
+            macros = numbers.macros(view.frame, view.published)
+            macros |= numbers_paper.macros(all_shipped, view.published, at)
+            yield folder / "numbers.tex", numbers.latex(macros, digest).encode()
+            yield from review.paper_files(at, all_shipped, view.published)
     if "figures" in what:
         for name, figure in figures_of(view):
             for fmt in style.FORMATS:

@@ -1,0 +1,80 @@
+"""What a reviewer holds against the records, as files: the verdicts with their findings, and what measuring took."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from decodegap import claims, frame, published, records, render, report, tables_review, tensions, verdicts
+from decodegap.paths import HERE, Places
+from decodegap.published import Published
+from decodegap.records import Record
+from decodegap.tensions import Finding
+from decodegap.verdicts import Verdict
+
+
+def judged(at: Places = HERE, store: Path | None = None, gpu: str = "") -> list[Verdict]:
+    """The verdicts over the shipped records, or with those of `gpu` in `store` in place of its shipped ones."""
+    study = published.load(at.published)
+    yours = records.load_all(store, gpu) if store is not None and gpu else []
+    return verdicts.judge(claims.load(at.claims, study), study, report.shipped(at), yours)
+
+
+def lines(found: Sequence[Verdict], findings: Sequence[Finding]) -> Iterator[str]:
+    """The verdicts and findings as `make verify` prints them."""
+    for verdict in found:
+        row = dict(zip(("claim", "whose", "kind", "expected", "found", "difference", "allowed", "verdict"),
+                       tables_review.claims([verdict], "").rows[0], strict=True))  # fmt: skip
+        whose = "paper" if verdict.claim.source == "study" else "expected"
+        yours = {"shipped": "shipped records", "": "yours"}.get(verdict.basis, verdict.basis)
+        yield f"{row['claim']}: {row['verdict']}"
+        yield (f"    {whose} {row['expected']}, {yours} {row['found']}, difference {row['difference']}, "
+               f"allowed {row['allowed']}; {verdict.detail}")  # fmt: skip
+    yield "Findings among the study's own numbers:"
+    yield from (f"  {finding.text}" for finding in findings)
+    yield ", ".join(f"{number} {word}" for word, number in verdicts.count(found).items())
+
+
+def files(
+    folder: Path, found: Sequence[Verdict], findings: Sequence[Finding], digest: str
+) -> Iterator[tuple[Path, bytes]]:
+    """The verdicts as Markdown, CSV, LaTeX and JSON in `folder`, path and content."""
+    table = tables_review.claims(found, digest)
+    yield folder / "claims.md", _markdown(render.markdown(table), found, findings).encode()
+    yield folder / "claims.csv", render.csv_text(table).encode()
+    yield folder / "claims.tex", render.latex(table).encode()
+    yield folder / "findings.tex", _findings_latex(findings, digest).encode()
+    data = {
+        "records": digest,
+        "counts": verdicts.count(found),
+        "claims": list(table.data),
+        "findings": [{"id": each.id, "text": each.text, "numbers": each.numbers} for each in findings],
+    }
+    yield folder / "claims.json", (json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def paper_files(at: Places, shipped: Sequence[Record], study: Published) -> Iterator[tuple[Path, bytes]]:
+    """What the paper needs beside the tables of the frame: verdicts, findings and costs of the shipped records."""
+    digest = frame.records_hash(frame.build(shipped))
+    found = verdicts.judge(claims.load(at.claims, study), study, shipped)
+    yield from files(at.generated, found, tensions.findings(study), digest)
+    table = tables_review.costs(shipped, digest, sizes(at.results, shipped))
+    for suffix, write in (("md", render.markdown), ("csv", render.csv_text), ("tex", render.latex)):
+        yield at.generated / f"{table.name}.{suffix}", write(table).encode()
+
+
+def sizes(store: Path, found: Sequence[Record]) -> dict[str, int]:
+    """Bytes of each record's file, by its content hash."""
+    return {r.content_hash: records.path_of(store, r.cell, r.session).stat().st_size for r in found}
+
+
+def _markdown(table: str, found: Sequence[Verdict], findings: Sequence[Finding]) -> str:
+    detail = [f"- **{v.claim.id}**{f' on {v.gpu}' if v.claim.gpu == 'each' and v.gpu else ''}: {v.word}; {v.detail}. "
+              f"Shown in {v.claim.shown}. Allowed because {v.claim.why}." for v in found]  # fmt: skip
+    tensions_text = [f"- {finding.text}" for finding in findings]
+    heads = ("", "## Findings among the study's own numbers", "", *tensions_text, "", "## Claim by claim", "", *detail)
+    return "\n".join([table.rstrip("\n"), *heads, ""])
+
+
+def _findings_latex(findings: Sequence[Finding], digest: str) -> str:
+    items = [rf"\item {render.latex_escape(finding.text)}" for finding in findings]
+    return "\n".join([f"% records {digest}", r"\begin{itemize}", *items, r"\end{itemize}", ""])

@@ -1,0 +1,151 @@
+"""Claim by claim, whether this evidence reproduces it: the verdicts that `make verify` prints.
+
+A claim about a GPU is judged by that GPU's records and no other's. Without them, a claim about one published cell is
+held against the step-time model's prediction, which can agree with it and never reproduce it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from decodegap import experiment, gpus, measures, models, predict
+from decodegap.claims import Claim
+from decodegap.errors import NotMeasuredError
+from decodegap.measures import Evidence
+from decodegap.published import Published
+from decodegap.records import Record
+from decodegap.rows import Store
+
+Word = Literal["reproduced", "not reproduced", "consistent with prediction", "not measured here"]
+WORDS: tuple[Word, ...] = ("reproduced", "not reproduced", "consistent with prediction", "not measured here")
+Basis = Literal["yours", "shipped", "arithmetic", "predicted", ""]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One claim held against the evidence for one GPU. `value` is None where there is none, predicted or found."""
+
+    claim: Claim
+    gpu: str  # empty for arithmetic
+    word: Word
+    value: float | None
+    low: float | None  # of a prediction
+    high: float | None
+    basis: Basis
+    detail: str
+
+    @property
+    def difference(self) -> float | None:
+        """Value minus expectation."""
+        return None if self.value is None else self.value - self.claim.expected
+
+
+def judge(
+    claims: Sequence[Claim], published: Published, shipped: Iterable[Record], yours: Iterable[Record] = ()
+) -> list[Verdict]:
+    """A verdict for every claim; one about `each` GPU gets one for each GPU that has records.
+
+    Where a GPU has records of yours, they are the evidence for it and the shipped ones are not: nothing is pooled.
+    """
+    evidence, bases = _evidence(shipped, yours)
+    predicted = _predictions(evidence, published)
+    return [_verdict(claim, gpu, evidence, bases, predicted) for claim in claims for gpu in _asked(claim, evidence)]
+
+
+def count(verdicts: Iterable[Verdict]) -> dict[Word, int]:
+    """How many verdicts there are of each kind, in the order of `WORDS`."""
+    words = [verdict.word for verdict in verdicts]
+    return {word: words.count(word) for word in WORDS}
+
+
+def _evidence(shipped: Iterable[Record], yours: Iterable[Record]) -> tuple[Evidence, dict[str, Store]]:
+    by_gpu: dict[str, list[Record]] = {}
+    bases: dict[str, Store] = {}
+    for store, found in (("yours", yours), ("shipped", shipped)):
+        here: dict[str, list[Record]] = {}
+        for record in found:
+            if record.cell.gpu != "cpu" and not record.stand_in:
+                here.setdefault(record.cell.gpu, []).append(record)
+        for gpu, each in here.items():
+            if gpu not in by_gpu:
+                by_gpu[gpu] = each
+                bases[gpu] = "yours" if store == "yours" else "shipped"
+    return by_gpu, bases
+
+
+def _asked(claim: Claim, evidence: Evidence) -> list[str]:
+    if claim.gpu == "each":
+        return sorted(evidence) or [""]
+    return [""] if claim.gpu in ("study", "none") else [claim.gpu]
+
+
+def _verdict(
+    claim: Claim,
+    gpu: str,
+    evidence: Evidence,
+    bases: Mapping[str, Store],
+    predicted: Mapping[tuple[str, str, int, str], predict.Prediction],
+) -> Verdict:
+    found = measures.find(claim, gpu, evidence)
+    if found is not None:
+        word: Word = "reproduced" if claim.holds(found.value) else "not reproduced"
+        mixed: Basis = "yours" if "yours" in bases.values() else "shipped"
+        basis: Basis = "arithmetic" if claim.gpu == "none" else bases.get(gpu, mixed)
+        return Verdict(claim, gpu, word, found.value, None, None, basis, found.detail)
+    needed = what_it_takes(claim, gpu, evidence)
+    if claim.measure == "falling" and (order := _predicted_order(claim, predicted)):
+        holds, text = order
+        word = "consistent with prediction" if holds else "not measured here"
+        return Verdict(claim, gpu, word, float(holds), None, None, "predicted", f"{text}; {needed}")
+    quantity = claim.published if claim.measure in ("fraction", "pair-ratio") else None
+    guess = predicted.get((gpu, claim.model or "", claim.ctx or 0, quantity or ""))
+    if guess is None:
+        return Verdict(claim, gpu, "not measured here", None, None, None, "", needed)
+    if guess.low <= claim.expected <= guess.high:
+        text = f"predicted {guess.low:.3g} to {guess.high:.3g}; {needed}"
+        return Verdict(claim, gpu, "consistent with prediction", guess.mid, guess.low, guess.high, "predicted", text)
+    text = f"the model predicts {guess.low:.4g} to {guess.high:.4g}, which the claim is outside of; {needed}"
+    return Verdict(claim, gpu, "not measured here", guess.mid, guess.low, guess.high, "predicted", text)
+
+
+def what_it_takes(claim: Claim, gpu: str, evidence: Evidence) -> str:
+    """What would have to be measured for a verdict, and where."""
+    study = [each for each in gpus.catalogue().values() if each.paper]
+    if claim.experiment not in experiment.PLANS:
+        return f"needs {_a(gpu)} and the {claim.experiment} experiment, which this version cannot run yet"
+    if claim.gpu == "study":
+        return f"needs records of {', '.join(each.label for each in study)}: `make import FROM=` brings those of others"
+    if claim.gpu == "each" and not gpu:
+        return "needs any NVIDIA GPU: `make reproduce`"
+    more = "further records" if gpu in evidence else _a(gpu)
+    return f"needs {more}: `make reproduce GPU={gpu} EXPERIMENTS={claim.experiment}`"
+
+
+def _a(gpu: str) -> str:
+    known = gpus.catalogue().get(gpu)
+    name = known.label if known else gpu or "GPU"
+    return f"{'an' if name[0] in 'AEFHILMNORSX' else 'a'} {name}"
+
+
+def _predictions(evidence: Evidence, published: Published) -> dict[tuple[str, str, int, str], predict.Prediction]:
+    """The model's predictions of published cells, from the fitted GPU's records; none where those do not suffice."""
+    try:
+        fitted = predict.fit(evidence.get(predict.assumed().fit_gpu, ()))
+    except NotMeasuredError:
+        return {}
+    return {(p.gpu, p.model, p.ctx, p.quantity): p for p in predict.table(fitted, published)}
+
+
+def _predicted_order(
+    claim: Claim, predicted: Mapping[tuple[str, str, int, str], predict.Prediction]
+) -> tuple[bool, str] | None:
+    """Whether the predicted fractions of the study's GPUs fall as their peaks rise, and the fractions."""
+    cards = sorted((gpu for gpu in gpus.catalogue().values() if gpu.paper), key=lambda gpu: gpu.peak_gb_s or 0.0)
+    model = models.lookup(claim.model or "").slug
+    found = [predicted.get((gpu.slug, model, claim.ctx or 0, "floor_fraction")) for gpu in cards]
+    values = [each.mid for each in found if each is not None]
+    if len(values) < len(cards):
+        return None
+    text = "predicted " + " > ".join(f"{gpu.slug} {value:.3f}" for gpu, value in zip(cards, values, strict=True))
+    return all(a > b for a, b in pairwise(values)), text
