@@ -11,7 +11,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules
 
-SETTINGS := GPU MODELS CONTEXTS SESSIONS EXPERIMENTS WEIGHTS REQUIRE MODEL CTX ARM TRACE STRICT FROM PIP_ARGS PYTHON
+SETTINGS := GPU MODELS CONTEXTS SESSIONS EXPERIMENTS WEIGHTS REQUIRE MODEL CTX ARM TRACE STRICT FROM PIP_ARGS PYTHON FILE CASES
 
 GPU ?= auto
 WEIGHTS ?= synthetic
@@ -97,6 +97,11 @@ tables: ## every table, from the records
 	@$(call need,analysis)
 	@"$$PY" -m decodegap tables
 
+.PHONY: provenance
+provenance: ## which records, hosts, versions and commit are behind FILE=figures/fraction.pdf
+	@$(call need,analysis)
+	@"$$PY" -m decodegap provenance
+
 .PHONY: summary
 summary: ## what was measured and where the files are
 	@$(call need,analysis)
@@ -134,6 +139,26 @@ test: ## the tests that need no GPU
 	@$(call need,analysis measure dev)
 	@$(unset) "$$PY" -m pytest -m "not gpu"
 
+.PHONY: test-faults
+test-faults: ## inject every fault in full, with 200 kills; under 15 minutes
+	@$(call need,analysis measure dev)
+	@$(unset) "$$PY" -m pytest tests/faults --kills 100
+
+.PHONY: faults-table
+faults-table: ## the same, and write what was seen to docs/faults.md
+	@$(call need,analysis measure dev)
+	@$(unset) "$$PY" -m pytest tests/faults --kills 100 --faults-table docs/faults.md
+
+.PHONY: fuzz
+fuzz: ## bad input of every kind: CASES=10000
+	@$(call need,analysis measure dev)
+	@$(filter-out --unset=CASES,$(unset)) "$$PY" -m pytest tests/fuzz --cases "$${CASES:-10000}"
+
+.PHONY: coverage
+coverage: ## branch coverage of the library, and what is not covered
+	@$(call need,analysis measure dev)
+	@$(unset) "$$PY" -m pytest -m "not gpu" --cov --cov-report=term-missing:skip-covered
+
 .PHONY: test-gpu
 test-gpu: ## the tests that need one, with the interpreter there is; nothing is installed
 	@$(unset) "$$PY" -m pytest -m gpu
@@ -145,6 +170,11 @@ lint: ## ruff, mypy, and whether the locks and environment.yml agree
 	@$(unset) "$$PY" -m ruff format --check .
 	@$(unset) "$$PY" -m mypy
 	@$(unset) "$$PY" requirements/compile.py --check
+
+.PHONY: licences
+licences: ## the licences of what is installed, as docs/licences.md
+	@$(call need,analysis measure dev)
+	@"$$PY" requirements/licences.py
 
 .PHONY: lock
 lock: ## make requirements/*.lock and environment.yml from pyproject.toml (asks the registry)

@@ -206,6 +206,13 @@ def verify(ctx: Context) -> None:
         raise NotMeasuredError(f"STRICT: {len(failed)} claims are not reproduced, first {failed[0].claim.text}")
 
 
+def provenance(ctx: Context) -> None:
+    """Say which records, hosts, versions and commit are behind the file that FILE names."""
+    from decodegap import provenance as trace
+
+    print("\n".join(trace.lines(os.environ.get("FILE", ""), ctx.store)))
+
+
 def anatomy(ctx: Context) -> None:
     """Say where one cell's step goes, measured now in a fresh process."""
     from decodegap import anatomy_cli
@@ -253,6 +260,7 @@ VERBS: dict[str, Callable[[Context], None]] = {
     "tables": tables,
     "summary": summary,
     "verify": verify,
+    "provenance": provenance,
     "anatomy": anatomy,
     "doctor": doctor,
     "bench": bench,

@@ -209,7 +209,7 @@ def _session(attempt: Attempt) -> str:
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
-            env=environment(attempt.device),
+            env=environment(attempt.device, online=attempt.task.protocol.weights == "hub"),
             start_new_session=True,
         )
         try:
@@ -247,11 +247,12 @@ def _tail(output: IO[str]) -> str:
     return lines[-1][:500] if lines else "no message"
 
 
-def environment(device: gpus.Device | None) -> dict[str, str]:
-    """The environment of a session: this one, offline, seeing only `device`."""
+def environment(device: gpus.Device | None, *, online: bool = False) -> dict[str, str]:
+    """The environment of a session: this one, seeing only `device`, and offline unless weights are to be fetched."""
     env = dict(os.environ)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.root / "artifact"), env.get("PYTHONPATH")]))
-    env.setdefault("HF_HUB_OFFLINE", "1")
+    if not online:
+        env["HF_HUB_OFFLINE"] = "1"
     env.update(HF_HUB_DISABLE_TELEMETRY="1", DO_NOT_TRACK="1", TOKENIZERS_PARALLELISM="false")
     env["CUDA_VISIBLE_DEVICES"] = device.uuid if device else ""
     return env

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -307,7 +307,7 @@ def _die_with_parent() -> None:
         sys.exit("the process that started this session is gone")
 
 
-def main() -> int:
+def main(measure: Callable[[Task, Path], Record] = run) -> int:
     """Run the task on standard input; 0 when its record is written, 2 with one line for a user's mistake."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", type=Path, required=True, help="folder that local records go to")
@@ -316,7 +316,7 @@ def main() -> int:
     for package in NOT_USED:
         sys.modules.setdefault(package, None)  # type: ignore[arg-type]  # None is how Python marks a blocked import
     try:
-        records.write(run(task_from_json(sys.stdin.read()), args.store), args.store)
+        records.write(measure(task_from_json(sys.stdin.read()), args.store), args.store)
     except DecodeGapError as error:
         print(f"decode-gap: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,0 +1,62 @@
+"""What every fault test shares: a lock and temporary folder of its own, seeds that are printed, and the ledger."""
+
+import random
+import tempfile
+from pathlib import Path
+
+import pytest
+from faults import ledger
+
+HEAD = """
+# Faults
+
+What `make faults-table` injected on the machine that wrote this page, for real: processes were killed, disks were full,
+files were damaged. A record is lost if it was there, whole, and is not any more; a result is wrong if it differs from
+what an undisturbed run writes, stands twice, or lies half-written where a record should be. Both are counted over every
+injection. The message is what a user is shown; `…` stands for a folder, N for a process.
+
+`make test` runs the same suite with few kills, `make test-faults` with all of them.
+"""
+TESTS = Path(__file__).resolve().parents[1]
+KEPT = pytest.StashKey[ledger.Ledger]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One ledger for the whole run."""
+    config.stash[KEPT] = ledger.Ledger()
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write the table, if it was asked for and every fault was survived."""
+    target = session.config.getoption("--faults-table")
+    if target and exitstatus == 0:
+        ledger.write(session.config.stash[KEPT].rows, Path(target), HEAD)
+
+
+@pytest.fixture
+def faults(request: pytest.FixtureRequest) -> ledger.Ledger:
+    """Where a test notes what it injected."""
+    return request.config.stash[KEPT]
+
+
+@pytest.fixture
+def kills(request: pytest.FixtureRequest) -> int:
+    """The per cent of kills to do: 100 on demand, few in CI."""
+    return int(request.config.getoption("--kills"))
+
+
+@pytest.fixture
+def dice(request: pytest.FixtureRequest) -> random.Random:
+    """Chance, repeatable by `--seed`."""
+    seed = int(request.config.getoption("--seed") or random.SystemRandom().randrange(2**32))
+    print(f"\n{request.node.name}: --seed {seed}")
+    return random.Random(seed)
+
+
+@pytest.fixture(autouse=True)
+def own_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A temporary folder of its own, so that the machine-wide lock of another run is not in the way."""
+    folder = tmp_path_factory.mktemp("tmp")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))

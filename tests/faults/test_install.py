@@ -1,0 +1,40 @@
+"""An installation that is killed half-way is finished by the next make; nothing here uses the network."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import test_makefile
+from faults.ledger import Ledger
+from test_makefile import STAND_IN, clone, installs, make
+
+__all__ = ["clone"]  # the fixture: a copy of the packaging files beside a PATH without a Python
+SLOW_PIP = STAND_IN.replace('exit "${FAKE_PIP_EXIT:-0}"', "echo half >.venv/half-installed; sleep 30")
+
+
+def test_an_installation_that_is_killed_is_finished_by_the_next_make(clone: Path, faults: Ledger) -> None:
+    sleep = shutil.which("sleep")
+    assert sleep
+    (clone.parent / "bin/sleep").symlink_to(sleep)
+    test_makefile.put_python(clone, SLOW_PIP)
+    program = shutil.which("make")
+    assert program
+    env = {"PATH": str(clone.parent / "bin"), "HOME": str(clone.parent), "CALLS": str(clone.parent / "calls.log")}
+    first = subprocess.Popen([program, "status"], cwd=clone, env=env, start_new_session=True, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 20
+    while not (clone / ".venv/half-installed").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    assert not list((clone / ".venv").glob("analysis.stamp*"))
+    for place in (clone.parent / "bin/python3", clone / ".venv/bin/python"):
+        test_makefile.executable(place, STAND_IN)
+    second = make(clone, "status")
+    assert second.returncode == 0, second.stderr
+    assert installs(clone) == ["analysis", "analysis"]
+    assert (clone / ".venv/analysis.stamp").read_bytes() == (clone / "requirements/analysis.lock").read_bytes()
+    faults.check("SIGKILL of an installation", second.stderr.splitlines()[0])
