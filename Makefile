@@ -60,6 +60,7 @@ help: ## this list
 #: SESSIONS=           fresh processes per cell
 #: EXPERIMENTS=        narrow to these experiments
 #: WEIGHTS=synthetic   or hub, or the path of a checkpoint
+#: figure-NAME table-NAME   one figure or table, such as figure-anatomy or table-grid
 #: REQUIRE=measured    fail if anything is replayed or missing
 #: PYTHON=python3      use this interpreter as it is and install nothing (an active conda environment likewise)
 #: PIP_ARGS=           more options for pip, split at spaces, such as another index for torch
@@ -101,6 +102,36 @@ tables: ## every table, from the records
 provenance: ## which records, hosts, versions and commit are behind FILE=figures/fraction.pdf
 	@$(call need,analysis)
 	@"$$PY" -m decodegap provenance
+
+figure-%: export NAME = $*
+figure-%:
+	@$(call need,analysis)
+	@"$$PY" -m decodegap figure
+
+table-%: export NAME = $*
+table-%:
+	@$(call need,analysis)
+	@"$$PY" -m decodegap table
+
+.PHONY: paper
+paper: ## the paper from the records: paper/main.pdf where TeX is installed, and paper/paper.html
+	@$(call need,analysis)
+	@"$$PY" -m decodegap paper
+
+.PHONY: export
+export: ## pack the records of GPU, local or else shipped, for someone else
+	@$(call need,analysis)
+	@"$$PY" -m decodegap export
+
+.PHONY: import
+import: ## take in records that someone exported, once they are checked: FROM=their.tar
+	@$(call need,analysis)
+	@"$$PY" -m decodegap import
+
+.PHONY: archive
+archive: ## a tarball of everything for a DOI archive, with its checksum
+	@$(call need,analysis)
+	@"$$PY" -m decodegap archive
 
 .PHONY: summary
 summary: ## what was measured and where the files are

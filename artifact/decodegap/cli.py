@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from decodegap import execute, experiment, gpus, plan, publish, runner
+from decodegap import execute, experiment, gpus, plan, publish, runner, verbs_review
 from decodegap.errors import (
     BadInputError,
     BadRecordError,
@@ -123,6 +123,7 @@ def reproduce(ctx: Context) -> None:
     execute.run(
         "05_paper", {"gpu": ctx.gpu.slug, "results": str(ctx.store)}, ctx.store / ctx.gpu.slug / "notebooks", ctx.store
     )
+    verbs_review.document_if_possible()
     summary(ctx)
     if unfinished:
         raise unfinished
@@ -192,20 +193,6 @@ def _rebuild(ctx: Context, what: str) -> None:
         print(os.path.relpath(path))
 
 
-def verify(ctx: Context) -> None:
-    """Print and write a verdict for every claim, judged by your records of the GPU if there are any."""
-    from decodegap import published, report, review, tensions, verdicts
-
-    found = review.judged(HERE, ctx.store, ctx.gpu.slug)
-    findings = tensions.findings(published.load(HERE.published))
-    print("\n".join(review.lines(found, findings)))
-    for path in report.rebuild_claims(ctx.gpu.slug, ctx.store, found, findings):
-        print(os.path.relpath(path))
-    failed = [verdict for verdict in found if verdict.word == verdicts.WORDS[1]]
-    if failed and os.environ.get("STRICT"):
-        raise NotMeasuredError(f"STRICT: {len(failed)} claims are not reproduced, first {failed[0].claim.text}")
-
-
 def provenance(ctx: Context) -> None:
     """Say which records, hosts, versions and commit are behind the file that FILE names."""
     from decodegap import provenance as trace
@@ -259,13 +246,13 @@ VERBS: dict[str, Callable[[Context], None]] = {
     "figures": figures,
     "tables": tables,
     "summary": summary,
-    "verify": verify,
     "provenance": provenance,
     "anatomy": anatomy,
     "doctor": doctor,
     "bench": bench,
     "clean": clean,
     "lab": lab,
+    **verbs_review.VERBS,
 }
 
 

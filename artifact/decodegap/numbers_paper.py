@@ -14,6 +14,7 @@ from decodegap.tables_review import ACTION_TOKENS
 
 GPU, MODEL, SHORT, LONG = "h200", "qwen2.5-7b", 2048, 16384  # the cell that the text speaks of
 ARMS = ("eager", "eager-auto", "eager-pinned", "graph", "graph-static", "graph-stock", "compiled")
+DISK = {"DiskReplay": "0.7 GB", "DiskCpu": "1.7 GB", "DiskGpu": "about 7 GB"}  # of .venv, as README.md says
 PARTS = ("floor", "extra traffic", "kernel inefficiency", "bubbles", "exposed host")
 CONTEXT = {SHORT: "Short", LONG: "Long"}
 
@@ -24,7 +25,7 @@ def macros(shipped: Sequence[Record], study: Published, at: Places) -> dict[str,
     out = _study(study) | _machine(mine) | _costs(mine) | _pairs(mine) | _verdicts(shipped, study, at)
     for ctx, word in CONTEXT.items():
         for arm in ARMS:
-            out |= _arm(mine, arm, ctx, letters(arm) + word)
+            out |= _arm(mine, arm, ctx, letters(*arm.split("-")) + word)
     shares = [abs(a.residual_ms) / a.step_ms for r in mine for a in r.anatomy if a.arm in GRAPH_LAUNCHED]
     auto, plain = (_steps(mine, arm, SHORT) for arm in ("eager-auto", "eager"))
     plan_ms = statistics.fmean(auto) - statistics.fmean(plain) if auto and plain else None
@@ -32,6 +33,9 @@ def macros(shipped: Sequence[Record], study: Published, at: Places) -> dict[str,
         "ResidualWorst": f"{max(shares):.1%}" if shares else NOT_MEASURED,
         "PlanCostMs": _text(plan_ms, 1),
         "SchemaVersion": str(Record.model_fields["schema_version"].default),
+        **DISK,
+        "TokensShort": str(min(ACTION_TOKENS)),
+        "TokensLong": str(max(ACTION_TOKENS)),
     }
 
 

@@ -306,12 +306,19 @@ def write_atomically(path: Path, content: bytes) -> None:
 def load(path: Path) -> Record:
     """Read one record; raise `BadRecordError` if it is truncated, edited, or not of this schema."""
     try:
-        data = json.loads(path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from None
+    return parse(content, str(path))
+
+
+def parse(content: bytes, where: str) -> Record:
+    """The record that a file holds; raise `BadRecordError` naming `where` if anything about it is wrong."""
+    try:
+        data = json.loads(content)
     except (ValueError, RecursionError):
-        raise BadRecordError(f"{path}: not JSON, so truncated or damaged") from None
-    return check(data, str(path))
+        raise BadRecordError(f"{where}: not JSON, so truncated or damaged") from None
+    return check(data, where)
 
 
 def check(data: Any, where: str) -> Record:

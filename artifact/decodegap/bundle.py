@@ -1,0 +1,151 @@
+"""How records travel: one GPU's as a tar with a manifest, and a tar from elsewhere checked before a byte is kept."""
+
+import hashlib
+import io
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import IO
+
+from decodegap import frame, plan, records
+from decodegap.errors import BadInputError, BadRecordError, StoreError
+from decodegap.records import MANIFEST, Record
+
+MOST_FILES = 5000
+MOST_BYTES_EACH = 4 * 2**20
+MOST_BYTES = 256 * 2**20
+NAME = re.compile(r"([a-z0-9][a-z0-9.-]{0,63})/(?:MANIFEST\.sha256|[a-z]{1,32}/[a-z0-9][a-z0-9._-]{0,199}\.json)")
+
+
+def export(gpu: str, local: Path, results: Path, folder: Path) -> Path:
+    """Pack the local records of `gpu`, or the shipped ones where there is none, into a tar in `folder`; return it.
+
+    The same records give the same bytes: sorted names, the newest record's time, no owner. Raises `BadInputError`
+    where there is nothing to pack, `BadRecordError` for a bad record.
+    """
+    store = local if records.load_all(local, gpu) else results
+    found = records.load_all(store, gpu)
+    if not found:
+        raise BadInputError(f"GPU={gpu}: no records to export; run `make measure GPU={gpu}` first")
+    when = max(int(datetime.fromisoformat(record.started_at).timestamp()) for record in found)
+    base = store / gpu
+    paths = {path.relative_to(base).as_posix(): path for path in records.files(store, gpu)}
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        add(tar, f"{gpu}/{MANIFEST}", records.manifest_text(store, gpu).encode(), when)
+        for name, path in sorted(paths.items()):
+            add(tar, f"{gpu}/{name}", path.read_bytes(), when)
+    target = folder / f"decode-gap-records-{gpu}.tar"
+    records.write_atomically(target, out.getvalue())
+    return target
+
+
+def add(tar: tarfile.TarFile, name: str, content: bytes, mtime: int, mode: int = 0o644) -> None:
+    """Add a file to `tar` that carries nothing of this machine or its user."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mtime, member.mode = len(content), mtime, mode
+    tar.addfile(member, io.BytesIO(content))
+
+
+def bring(source: Path, local: Path) -> list[Path]:
+    """Check the tar `source` and write its records below `local`, under their own GPU; return the files.
+
+    Nothing is unpacked before its name, kind and size are known to be possible, and nothing is written before every
+    record is known to be whole, listed, of this protocol, and no other than what `local` holds. Raises `BadInputError`,
+    `BadRecordError` or `StoreError`, one line each.
+    """
+    try:
+        with source.open("rb") as handle:
+            content = dict(_members(handle, source))
+    except OSError as error:
+        raise StoreError(f"FROM: {source} cannot be read: {error.strerror}") from None
+    found = _records(content, source)
+    frame.build([], found)  # contradictory or mixed records would stop every table later
+    for record in found:
+        path = records.path_of(local, record.cell, record.session)
+        name = f"{record.cell.gpu}/{record.cell.experiment}/{record.cell.file_name(record.session)}"
+        if path.exists() and path.read_bytes() != content[name]:
+            raise BadInputError(f"FROM: {source}: {path} is there already and differs; move yours away first")
+    written = []
+    for record in found:
+        path = records.path_of(local, record.cell, record.session)
+        records.write_atomically(path, content[f"{record.cell.gpu}/{path.relative_to(local / record.cell.gpu)}"])
+        written.append(path)
+    return written
+
+
+def _members(handle: IO[bytes], source: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each member, refused before it is read if it cannot be a record or a manifest."""
+    total = number = 0
+    seen = set()
+    try:
+        with tarfile.open(fileobj=handle, mode="r:") as tar:  # no compression, so no bomb hides in it
+            for member in tar:
+                number, total = number + 1, total + max(0, member.size)
+                shown = repr(member.name[:80])
+                if not member.isreg() or member.issparse():
+                    raise BadInputError(f"FROM: {source}: member {shown} is no plain file (a link, device or folder)")
+                if not NAME.fullmatch(member.name) or ".." in member.name:
+                    raise BadInputError(f"FROM: {source}: member {shown} is not GPU/EXPERIMENT/RECORD.json")
+                if member.name in seen:
+                    raise BadInputError(f"FROM: {source}: member {shown} is there twice")
+                if member.size > MOST_BYTES_EACH or total > MOST_BYTES or number > MOST_FILES:
+                    raise BadInputError(
+                        f"FROM: {source}: too much at member {shown}: at most {MOST_FILES} files, "
+                        f"{MOST_BYTES_EACH >> 20} MiB each, {MOST_BYTES >> 20} MiB in all"
+                    )
+                seen.add(member.name)
+                taken = tar.extractfile(member)
+                yield member.name, taken.read(MOST_BYTES_EACH) if taken else b""
+    except tarfile.TarError:
+        raise BadInputError(f"FROM: {source} is not a plain tar as `make export` writes it") from None
+
+
+def _records(content: dict[str, bytes], source: Path) -> list[Record]:
+    gpus = {name.split("/", 1)[0] for name in content}
+    if len(gpus) != 1:
+        raise BadInputError(f"FROM: {source}: holds records of {len(gpus)} GPUs, and an export holds those of one")
+    gpu = gpus.pop()
+    manifest = content.get(f"{gpu}/{MANIFEST}")
+    if manifest is None:
+        raise BadInputError(f"FROM: {source}: has no {gpu}/{MANIFEST}")
+    listed = {}
+    for line in manifest.decode("utf-8", "replace").splitlines():
+        digest, _, name = line.partition("  ")
+        listed[f"{gpu}/{name}"] = digest
+    files = {name: data for name, data in content.items() if name != f"{gpu}/{MANIFEST}"}
+    if odd := sorted(set(files) ^ set(listed)):
+        raise BadRecordError(f"FROM: {source}: {odd[0]} is not both in the tar and in its manifest")
+    found = []
+    for name, data in sorted(files.items()):
+        if hashlib.sha256(data).hexdigest() != listed[name]:
+            raise BadRecordError(f"FROM: {source}: {name} is not what its manifest lists, so it was changed")
+        found.append(_record(name, data, source))
+    if not found:
+        raise BadInputError(f"FROM: {source}: holds no record")
+    return found
+
+
+def _record(name: str, data: bytes, source: Path) -> Record:
+    record = records.parse(data, f"FROM: {source}: {name}")
+    cell = record.cell
+    if name != f"{cell.gpu}/{cell.experiment}/{cell.file_name(record.session)}":
+        raise BadRecordError(f"FROM: {source}: {name} holds the record of {cell.gpu} {cell.file_name(record.session)}")
+    if cell.gpu == "cpu" or record.stand_in:
+        raise BadInputError(f"FROM: {source}: {name} is of a stand-in model or a CPU, which no table compares")
+    ours = plan.protocol(cell.gpu, record.protocol.weights, record.protocol.weights_revision)
+    if record.protocol != ours:
+        theirs, mine = record.protocol.model_dump(), ours.model_dump()
+        field = next(key for key in mine if mine[key] != theirs[key])
+        raise BadRecordError(
+            f"FROM: {source}: {name} was measured by another protocol ({field} {theirs[field]}, here {mine[field]})"
+        )
+    return record
+
+
+def describe(found: Sequence[Path], local: Path) -> str:
+    """What was brought in, in one line."""
+    gpu = found[0].relative_to(local).parts[0]
+    return f"imported {len(found)} records of {gpu}; `make tables figures verify GPU={gpu}` shows them"
