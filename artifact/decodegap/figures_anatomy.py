@@ -1,5 +1,6 @@
 """How the anatomy looks: the parts of each arm's step, the A/B's paired ratios, and the step against dispatch cost."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,8 @@ PART_LOOKS: dict[str, tuple[str, str]] = {
 RESIDUAL = "residual"
 MEASURED_COLOUR, STUDY_COLOUR = style.LOOKS[0][0], "#000000"
 NAMED_HOSTS = 4  # more names would fill the figure
-LINE_IN, TOP_IN, FOOT_IN = 0.24, 0.55, 0.4
+LINE_IN, TOP_IN, FOOT_IN = 0.15, 0.55, 0.4
+CUT = ("eager-auto",)  # arms so slow that their bars are cut, or no other bar could be read
 
 
 @dataclass(frozen=True)
@@ -61,40 +63,46 @@ class DispatchPoint:
 def parts(bars: Sequence[Bar]) -> "Figure":
     """One horizontal bar an arm, stacked from the parts of its step; the number at its end is the step (ms).
 
-    A negative residual (the parts exceed the step) is drawn leftwards from zero, so that it can be seen.
+    A negative residual (the parts exceed the step) is drawn leftwards from zero, so that it can be seen. A bar of an
+    arm in `CUT` that is longer than all others is cut, with a gap that shows it.
     """
     groups = list(dict.fromkeys(bar.group for bar in bars))
     lines = len(bars) + len(groups)
     with style.paper():
-        figure = style.canvas(style.COLUMN_IN, TOP_IN + FOOT_IN + LINE_IN * 0.8 * lines)
+        figure = style.canvas(style.COLUMN_IN, TOP_IN + FOOT_IN + LINE_IN * lines)
         axes = figure.add_subplot()
         axes.grid(visible=False, axis="y")
-        longest = max((bar.anatomy.step_ms for bar in bars), default=1.0)
-        at, ticks = 0.0, []
+        axes.spines["left"].set_visible(False)
+        whole = [bar.anatomy.step_ms for bar in bars if bar.label not in CUT] or [bar.anatomy.step_ms for bar in bars]
+        longest = max(whole, default=1.0)
+        at, ticks, leftmost, rightmost = 0.0, [], 0.0, longest * 1.08
         for group in groups:
             axes.text(0, at, group, va="center", ha="left", fontweight="bold", fontsize=6.5)
             for bar in (b for b in bars if b.group == group):
                 at += 1
                 ticks.append((at, bar.label))
-                end = _stack(axes, at, bar.anatomy)
+                most = longest * 1.08 if bar.label in CUT and bar.anatomy.step_ms > longest else math.inf
+                left, right = _stack(axes, at, bar.anatomy, most)
+                leftmost, end = min(leftmost, left), min(right, most)
+                rightmost = max(rightmost, end)
                 axes.text(end + longest * 0.015, at, f"{bar.anatomy.step_ms:.2f}", va="center", ha="left", fontsize=6.5)
             at += 1.15
         axes.set_yticks([y for y, _ in ticks], [label for _, label in ticks])
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(at - 0.55, -0.6)
-        axes.set_xlim(right=longest * 1.16)
-        if axes.get_xlim()[0] < 0:
-            axes.axvline(0, color="black", linewidth=0.6)
+        axes.set_xlim(leftmost * 1.03, rightmost + longest * 0.16)
+        axes.axvline(0, color="black", linewidth=0.6)
         axes.set_xlabel("Step (ms)")
         shown = [name for name in PART_LOOKS if any(_values(bar.anatomy)[name] for bar in bars)]
         draw.legend(figure, [_patch(name) for name in shown])
     return figure
 
 
-def ratios(measured: Sequence[Ratios], published: Sequence[tuple[str, Value]]) -> "Figure":
+def ratios(measured: Sequence[Ratios], published: Sequence[tuple[str, Value]], *, second: str = "graph") -> "Figure":
     """Every session's paired ratio as a dot over its system's mean and interval, beside the study's values.
 
-    `published` pairs a label with a value; one without an interval is a point, and its label says so.
+    `second` is the arm that eager is held against. `published`
+    pairs a label with a value; one without an interval is a point, and its label says so.
     """
     rows = len(measured) + len(published)
     with style.paper():
@@ -120,7 +128,7 @@ def ratios(measured: Sequence[Ratios], published: Sequence[tuple[str, Value]]) -
         axes.set_ylim(rows - 0.45, -0.6)
         axes.margins(x=0.08)
         axes.set_xlim(left=min(0.97, axes.get_xlim()[0]))
-        axes.set_xlabel("Eager / graph step († published)")
+        axes.set_xlabel(f"Eager / {second} step" + (" († published)" if published else ""))
     return figure
 
 
@@ -167,15 +175,19 @@ def _values(anatomy: Anatomy) -> dict[str, float]:
     return {**{name: anatomy.parts_ms.get(name, 0.0) for name in PART_LOOKS}, RESIDUAL: anatomy.residual_ms}
 
 
-def _stack(axes: "Axes", at: float, anatomy: Anatomy) -> float:
-    """Draw one bar; return where its right end is. Negative parts go leftwards from zero."""
+def _stack(axes: "Axes", at: float, anatomy: Anatomy, most: float) -> tuple[float, float]:
+    """Draw one bar, cut at `most`; return its ends if it were whole. Negative parts go leftwards from zero."""
     right = left = 0.0
     for name, ms in _values(anatomy).items():
         colour, hatch = PART_LOOKS[name]
         start = right if ms >= 0 else left
-        axes.barh(at, ms, left=start, height=0.72, color=colour, hatch=hatch, edgecolor="black", linewidth=0.4)
+        width = min(ms, max(0.0, most - start))
+        axes.barh(at, width, left=start, height=0.72, color=colour, hatch=hatch, edgecolor="black", linewidth=0.4)
         right, left = (right + ms, left) if ms >= 0 else (right, left + ms)
-    return right
+    if right > most:
+        for x in (0.93, 0.95):  # the two strokes that say that a bar is cut
+            axes.plot([most * x, most * (x + 0.02)], [at + 0.5, at - 0.5], color="white", linewidth=1.6)
+    return left, right
 
 
 def _patch(name: str) -> Patch:
@@ -191,6 +203,8 @@ def _dots(axes: "Axes", row: int, summary: Summary) -> None:
         values, heights, linestyle="none", marker="o", markersize=2.8, color=MEASURED_COLOUR, markerfacecolor="none",
         markeredgewidth=0.7, zorder=3,
     )  # fmt: skip
+    if len(values) == 1:
+        return
     below = row + 0.28
     if summary.spread != "degenerate":
         dash = "-" if summary.spread == "interval" else (0, (2, 1))
@@ -203,6 +217,6 @@ def _dots(axes: "Axes", row: int, summary: Summary) -> None:
 
 def _spread_text(summary: Summary) -> str:
     if summary.spread == "degenerate":
-        return f"{summary.mean:.3f}"
+        return f"{summary.mean:.3f}" + (", one session" if len(summary.values) == 1 else "")
     bounds = f"{summary.low:.3f}–{summary.high:.3f}"
     return f"{summary.mean:.3f} [{bounds}]" if summary.spread == "interval" else f"{summary.mean:.3f}, range {bounds}"

@@ -122,7 +122,7 @@ def _session(record: Record, series: Series | None, store: Store) -> SessionRow:
     return SessionRow(
         store=store,
         gpu=cell.gpu,
-        gpu_label=_label(record),
+        gpu_label=label(record),
         experiment=cell.experiment,
         model=cell.model,
         ctx=cell.ctx,
@@ -223,7 +223,8 @@ def _order(row: CellRow) -> tuple[Any, ...]:
     return (0.0 if row.gpu == "cpu" else row.peak_gb_s or 0.0, row.gpu, *cell, row.store, row.outcome, row.host)
 
 
-def _label(record: Record) -> str:
+def label(record: Record) -> str:
+    """What the record's GPU is called: the catalogue's name, or for another card what it calls itself."""
     known = gpus.CPU if record.cell.gpu == "cpu" else gpus.catalogue().get(record.cell.gpu)
     if known:
         return known.label
