@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from decodegap.predict import Model
+
 FRACTION_LABEL = "Fraction of the published floor"
 DARK_BELOW = 0.55  # cividis is dark enough for white digits below this fraction
 
@@ -70,19 +72,25 @@ def context(frame: "pd.DataFrame", published: Published) -> "Figure":
         return style.settle(figure)
 
 
-def heatmap(frame: "pd.DataFrame", published: Published) -> "Figure":
-    """Fractions of the published floor, GPU x (model, context); a cell without a value is hatched and says so."""
+def heatmap(frame: "pd.DataFrame", published: Published, fitted: "Model | None" = None) -> "Figure":
+    """Fractions of the published floor, GPU x (model, context); a cell without a value is hatched and says so.
+
+    With a `fitted` model, the study's GPUs have its middle prediction, marked, where nothing is known.
+    """
     import numpy as np
     import seaborn as sns  # a second of import that only this figure needs
 
-    found = entries(frame, published)
-    lines = list(dict.fromkeys((e.system, e.kind == "published") for e in found if e.kind != "missing"))
+    found = entries(frame, published, fitted)
+    lines = list(dict.fromkeys((e.system, e.kind != "measured") for e in found if e.kind != "missing"))
     columns = list(dict.fromkeys((e.model, e.ctx) for e in found))
     values = np.full((len(lines), len(columns)), np.nan)
+    texts = np.full(values.shape, "", dtype=object)
     for e in found:
-        if (value := e.fractions["published"].value) is not None:
-            values[lines.index((e.system, e.kind == "published")), columns.index((e.model, e.ctx))] = value
-    texts = np.array([["" if np.isnan(v) else f"{v:.3f}".removeprefix("0") for v in line] for line in values])
+        fact = e.fractions["published"]
+        if fact.value is not None:
+            at = lines.index((e.system, e.kind != "measured")), columns.index((e.model, e.ctx))
+            values[at] = fact.value
+            texts[at] = f"{fact.value:.3f}".removeprefix("0") if fact.kind != "predicted" else f"{fact.value:.2f}‡"[1:]
     with style.paper():
         figure = style.canvas(style.TEXT_IN, 0.95 + 0.25 * len(lines))
         axes = figure.add_subplot()
@@ -95,13 +103,15 @@ def heatmap(frame: "pd.DataFrame", published: Published) -> "Figure":
         for text, value in zip(axes.texts, values[~np.isnan(values)], strict=True):
             text.set_color("black" if value > DARK_BELOW else "white")
         _hatch_missing(axes, values, [(system, *column) for system, _ in lines for column in columns], found)
+        predicted = any(e.kind == "predicted" for e in found)
         names = [f"{system} †" if quoted else system for system, quoted in lines]
         axes.set_yticks([i + 0.5 for i in range(len(lines))], names, rotation=0)
         ticks = [f"{ctx // 1024}k" if ctx % 1024 == 0 else str(ctx) for _, ctx in columns]
         axes.set_xticks([i + 0.5 for i in range(len(columns))], ticks, rotation=0)
         axes.tick_params(length=0)
         _model_titles(axes, columns)
-        axes.set_xlabel("Context (tokens)      † published by the study      hatched: missing (OOM: out of memory)")
+        marks = "† published by the study" + ("      ‡ predicted by the step-time model" if predicted else "")
+        axes.set_xlabel(f"Context (tokens)      {marks}      hatched: missing (OOM: out of memory)")
         return style.settle(figure)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from decodegap import floor, gpus, models
+from decodegap import floor, gpus, models, predict
 from decodegap.frame import from_frame
 from decodegap.plan import PAPER_CONTEXTS
 from decodegap.published import DTYPE, Published
@@ -31,10 +31,14 @@ CACHE_FACTOR = 3  # weights below this many last-level caches may be served from
 
 @dataclass(frozen=True)
 class Fact:
-    """One number and the kind of source that it has. `value` is None exactly if it is missing."""
+    """One number and the kind of source that it has. `value` is None exactly if it is missing.
+
+    A predicted one has its range, a pair from low to high.
+    """
 
     kind: Kind
     value: float | None = None
+    between: tuple[float, float] | None = None
 
 
 MISSING = Fact("missing")
@@ -78,11 +82,12 @@ class Entry:
         return f"{self.gpu_label}{host}{yours}"
 
 
-def entries(frame: "pd.DataFrame", published: Published) -> list[Entry]:
+def entries(frame: "pd.DataFrame", published: Published, fitted: predict.Model | None = None) -> list[Entry]:
     """The grid: the study's GPUs and every GPU with baseline records, by peak, model and context.
 
     A cell has one entry for each measurement (store and host), one for the published value if there is one, and a
-    single missing one, with its reason, if there is neither.
+    single one if there is neither: predicted by the `fitted` model for a GPU of the study, else missing with its
+    reason. A cell that did not fit into the study's card, or would not because a shorter one did not, is missing.
     """
     rows = baseline(frame)
     found: list[Entry] = []
@@ -90,7 +95,7 @@ def entries(frame: "pd.DataFrame", published: Published) -> list[Entry]:
         mine = [row for row in rows if row.gpu == system[0]]
         for model, ctx in _coordinates(mine):
             here = [row for row in mine if (row.model, row.ctx) == (model, ctx)]
-            found += _cell(system, model, ctx, here, published)
+            found += _cell(system, (model, ctx), here, published, fitted)
     return found
 
 
@@ -124,9 +129,13 @@ def _coordinates(rows: Iterable[CellRow]) -> list[tuple[str, int]]:
 
 
 def _cell(
-    system: tuple[str, str, float | None], model: str, ctx: int, rows: Sequence[CellRow], published: Published
+    system: tuple[str, str, float | None],
+    cell: tuple[str, int],
+    rows: Sequence[CellRow],
+    published: Published,
+    fitted: predict.Model | None,
 ) -> list[Entry]:
-    gpu, label, peak_gb_s = system
+    (gpu, label, peak_gb_s), (model, ctx) = system, cell
 
     def entry(kind: Kind, reason: str, step_ms: Fact, fractions: dict[str, Fact], row: CellRow | None) -> Entry:
         floors = _row_floors(row) if row and row.outcome == "ok" else _peak_floors(model, ctx, peak_gb_s)
@@ -154,6 +163,12 @@ def _cell(
         implied = Fact("implied", streamed / step_ms.value) if streamed and step_ms.value else MISSING
         both = {"published": Fact("published", fraction), "streamed": implied, "achievable": MISSING}
         found.append(entry("published", "", step_ms, both, None))
+    said = predict.cell(fitted, gpu, model, ctx)
+    if not found and said and not published.out_of_memory(gpu, model, ctx):
+        span = predict.step(fitted, gpu, model, ctx).eager_ms if fitted else said
+        step_ms = Fact("predicted", span.mid, (span.low, span.high))
+        fractions = nothing | {"published": Fact("predicted", said.mid, (said.low, said.high))}
+        found.append(entry("predicted", _why(gpu, model, ctx, published), step_ms, fractions, None))
     return found or [entry("missing", _why(gpu, model, ctx, published), MISSING, nothing, None)]
 
 

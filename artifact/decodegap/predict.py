@@ -7,7 +7,8 @@ is slower, one launch if the device is. Everything here is a prediction with a r
 
 Low and high: a small kernel's time and the host's dispatch cost span the ranges of `data/predict.toml`; efficiency
 reaches from what the H200 achieves to the share of peak that a plain read achieves there, because less bandwidth per
-SM is easier to saturate; and the whole device time carries the spread of the fit over the records.
+SM is easier to saturate; and the whole device time carries the spread of the fit over the records. No device time is
+shorter than its bytes at the peak.
 """
 
 import statistics
@@ -39,11 +40,12 @@ class Span:
 
 @dataclass(frozen=True)
 class Assumed:
-    """`data/predict.toml`: which GPU is fitted, and the ranges that hold for every host and every GPU."""
+    """`data/predict.toml`: which GPU is fitted, the ranges that hold for every host and every GPU, their sources."""
 
     fit_gpu: str
     dispatch_us: Span
     small_kernel_scale: Span
+    sources: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def assumed() -> Assumed:
         name: Span(table[name]["low"], table[name]["mid"], table[name]["high"])
         for name in ("dispatch_us", "small_kernel_scale")
     }
-    return Assumed(fit_gpu=table["fit_gpu"], **spans)
+    return Assumed(fit_gpu=table["fit_gpu"], **spans, sources={name: table[name]["source"] for name in spans})
 
 
 def fit(records: Iterable[Record]) -> Model:
@@ -178,8 +180,9 @@ def step(fitted: Model, gpu: str, model: str, ctx: int) -> Step:
     best = dict.fromkeys(KINDS, fitted.read_share)
     scale, small = given.small_kernel_scale, fitted.small_kernel_us
     own = fitted.efficiency
+    at_peak = floor.floor_ms(sum(n_bytes.values()), peak)
     device = Span(
-        fitted.spread.low * device_ms(n, n_bytes, peak, small_us=small * scale.low, efficiency=best),
+        max(at_peak, fitted.spread.low * device_ms(n, n_bytes, peak, small_us=small * scale.low, efficiency=best)),
         fitted.spread.mid * device_ms(n, n_bytes, peak, small_us=small * scale.mid, efficiency=own),
         fitted.spread.high * device_ms(n, n_bytes, peak, small_us=small * scale.high, efficiency=own),
     )
@@ -198,6 +201,14 @@ def step(fitted: Model, gpu: str, model: str, ctx: int) -> Step:
             _eager(device.low, host.high, launch.high, late.high) / device.low,
         ),
     )
+
+
+def cell(fitted: Model | None, gpu: str, model: str, ctx: int) -> Span | None:
+    """The predicted fraction of the floor as published, for one of the study's GPUs and models; else None."""
+    card, known = gpus.catalogue().get(gpu), models.catalogue().get(model)
+    if fitted is None or card is None or not card.paper or not card.peak_gb_s or known is None or known.role != "paper":
+        return None
+    return _fraction(step(fitted, gpu, model, ctx).eager_ms, gpu, model, ctx)
 
 
 def table(fitted: Model, published: Published) -> list[Prediction]:

@@ -112,6 +112,11 @@ class Published(_Strict):
         """Whether the study is known to have lost this cell to an out-of-memory error."""
         return self.find("excluded_oom", gpu=gpu, model=model, ctx=ctx) is not None
 
+    def out_of_memory(self, gpu: str, model: str, ctx: int) -> bool:
+        """Whether the study lost this cell to an out-of-memory error, or one of the same model with less context."""
+        lost = (v for v in self.values if (v.quantity, v.gpu, v.model) == ("excluded_oom", gpu, model))
+        return any(isinstance(value.ctx, int) and value.ctx <= ctx for value in lost)
+
     def implied_step_ms(self, gpu: str, model: str, ctx: int) -> float | None:
         """The step (ms) that the published fraction implies: floor as published / fraction.
 

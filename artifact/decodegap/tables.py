@@ -26,13 +26,15 @@ from decodegap.stats import MIN_FOR_INTERVAL
 if TYPE_CHECKING:
     import pandas as pd
 
+    from decodegap.predict import Model
+
 DASH = MARKS["missing"]
 NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
-def grid(frame: "pd.DataFrame", published: Published) -> Table:
+def grid(frame: "pd.DataFrame", published: Published, fitted: "Model | None" = None) -> Table:
     """The baseline grid: GPU x model x context with step, three floors, three fractions and where each line is from."""
-    found = entries(frame, published)
+    found = entries(frame, published, fitted)
     used = {e.kind for e in found} | {f.kind for e in found for f in (e.step_ms, *e.fractions.values())}
     return Table(
         name="grid",
@@ -101,8 +103,11 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def share(fact: Fact) -> str:
-    """A fraction with three decimals and the mark of its kind."""
-    return DASH if fact.value is None else f"{fact.value:.3f}{MARKS[fact.kind]}"
+    """A fraction with three decimals and the mark of its kind; a predicted one with its range."""
+    if fact.value is None:
+        return DASH
+    spread = f" ({fact.between[0]:.2f}–{fact.between[1]:.2f})" if fact.between else ""
+    return f"{fact.value:.3f}{MARKS[fact.kind]}{spread}"
 
 
 def step_text(row: CellRow) -> str:
@@ -120,7 +125,7 @@ def _grid_row(entry: Entry) -> tuple[str, ...]:
         entry.gpu_label,
         entry.model_label,
         str(entry.ctx),
-        step_text(row) if row else number(entry.step_ms.value, 4) + _mark(entry.step_ms),
+        step_text(row) if row else _unmeasured_step(entry.step_ms),
         *[number(entry.floors_ms[name]) for name in FLOORS],
         *[share(entry.fractions[name]) for name in FLOORS],
         str(row.sessions) if row else DASH,
@@ -128,12 +133,15 @@ def _grid_row(entry: Entry) -> tuple[str, ...]:
     )
 
 
-def _mark(fact: Fact) -> str:
-    return "" if fact.value is None else MARKS[fact.kind]
+def _unmeasured_step(fact: Fact) -> str:
+    if fact.between:
+        return f"{number(fact.value)}{MARKS[fact.kind]} ({number(fact.between[0])}–{number(fact.between[1])})"
+    return number(fact.value, 4) + ("" if fact.value is None else MARKS[fact.kind])
 
 
 def _grid_data(entry: Entry) -> dict[str, Any]:
     row = entry.row
+    low, high = entry.step_ms.between or (None, None)
     data: dict[str, Any] = {
         "gpu": entry.gpu,
         "model": entry.model,
@@ -143,9 +151,9 @@ def _grid_data(entry: Entry) -> dict[str, Any]:
         "reason": entry.reason,
         "step_ms": entry.step_ms.value,
         "step_kind": entry.step_ms.kind,
-        "step_low_ms": row.low_ms if row else None,
-        "step_high_ms": row.high_ms if row else None,
-        "step_spread": row.spread if row else "",
+        "step_low_ms": row.low_ms if row else low,
+        "step_high_ms": row.high_ms if row else high,
+        "step_spread": row.spread if row else "predicted" if entry.step_ms.between else "",
         "step_values_ms": " ".join(repr(value) for value in row.values_ms) if row else "",
     }
     for name in FLOORS:
