@@ -50,24 +50,18 @@ def run(experiment: Experiment) -> runner.Report:
     return runner.run(experiment.tasks, experiment.store, say=lambda text: print(text, flush=True))
 
 
-def show_table(experiment: Experiment) -> Any:
-    """The experiment's table over this machine's records, for a notebook to display."""
+def show_table(experiment: Experiment, name: str = "grid") -> Any:
+    """Table `name` over this machine's records beside the shipped ones, for a notebook to display."""
     from IPython.display import Markdown
 
-    from decodegap import render, report, tables
+    from decodegap import exhibits, report
 
-    view = report.local(experiment.gpu, experiment.store)
-    if view is None:
-        return Markdown("No record yet.")
-    cpu = experiment.gpu == "cpu"
-    return Markdown(render.markdown(tables.cpu(view.frame) if cpu else tables.grid(view.frame, view.published)))
+    shown = exhibits.show_table(report.local(experiment.gpu, experiment.store), name)
+    return shown or Markdown(f"No record here for the table `{name}`.")
 
 
-def show_figure(experiment: Experiment) -> Any:
-    """The experiment's figure over this machine's records, for a notebook to display."""
-    from decodegap import figures, report
+def show_figure(experiment: Experiment, name: str = "context") -> Any:
+    """Figure `name` over this machine's records beside the shipped ones, for a notebook to display."""
+    from decodegap import exhibits, report
 
-    view = report.local(experiment.gpu, experiment.store)
-    if view is None:
-        return None
-    return figures.cpu(view.frame) if experiment.gpu == "cpu" else figures.context(view.frame, view.published)
+    return exhibits.show_figure(report.local(experiment.gpu, experiment.store), name)

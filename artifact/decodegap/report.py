@@ -4,15 +4,17 @@ The paper's tables and figures are made of shipped records alone. Local records 
 figures, theirs beside the shipped ones, in that GPU's local report; a CPU's get a report of their own.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decodegap import figures, frame, gpus, numbers, plan, published, records, render, style, tables, tables_review
+from decodegap import frame, gpus, numbers, plan, predict, published, records, render, style
 from decodegap.errors import BadInputError, StoreError
+from decodegap.exhibits import FIGURES, TABLES, View, figure, figures_of, fit, table, tables_of
 from decodegap.grid import EXCLUDED, NOT_QUOTED, Kind
+from decodegap.launch import SAME_WORK, Kept
 from decodegap.paths import HERE, Places
 from decodegap.plan import Task
 from decodegap.published import Published
@@ -21,35 +23,13 @@ from decodegap.render import Table
 from decodegap.rows import CellRow
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
     from decodegap.tensions import Finding
     from decodegap.verdicts import Verdict
 
-TABLES: dict[str, Callable[["pd.DataFrame", Published], Table]] = {
-    "grid": tables.grid,
-    "actions": tables_review.actions,
-}
-FIGURES: dict[str, Callable[["pd.DataFrame", Published], "Figure"]] = {
-    "fraction": figures.fraction,
-    "context": figures.context,
-    "heatmap": figures.heatmap,
-}
-CPU_TABLES: dict[str, Callable[["pd.DataFrame"], Table]] = {"cpu": tables.cpu}
-CPU_FIGURES: dict[str, Callable[["pd.DataFrame"], "Figure"]] = {"cpu": figures.cpu}
 EVERYTHING = frozenset({"tables", "figures"})
 PARAMETERS = ("gpu", "results")
-
-
-@dataclass(frozen=True)
-class View:
-    """Everything that one report shows: the paper's (`folder` None) or that of this machine's records of one GPU."""
-
-    frame: "pd.DataFrame"
-    published: Published
-    folder: Path | None
-    left_out: int = 0  # shipped records of another protocol than yours, which cannot stand in one table with them
 
 
 @dataclass(frozen=True)
@@ -81,7 +61,9 @@ def paper(at: Places = HERE) -> View:
 
     Raises `BadRecordError` or `StoreError` for the first record that is not what it should be.
     """
-    return View(frame.build(shipped(at)), published.load(at.published), None)
+    found = shipped(at)
+    kept = tuple(Kept("shipped", record) for record in found)
+    return View(frame.build(found), published.load(at.published), None, kept=kept)
 
 
 def local(gpu: str, store: Path, at: Places = HERE) -> View | None:
@@ -92,7 +74,8 @@ def local(gpu: str, store: Path, at: Places = HERE) -> View | None:
     all_shipped = [] if gpu == "cpu" else shipped(at)
     beside = frame.comparable(all_shipped, yours)
     found = frame.build(beside, yours)
-    return View(found, published.load(at.published), store / gpu / "report", len(all_shipped) - len(beside))
+    kept = (*(Kept("shipped", record) for record in beside), *(Kept("yours", record) for record in yours))
+    return View(found, published.load(at.published), store / gpu / "report", len(all_shipped) - len(beside), kept)
 
 
 def shipped(at: Places = HERE) -> list[Record]:
@@ -149,6 +132,27 @@ def rebuild_claims(
     return [_put(path, content) for path, content in review.files(view.folder, found, findings, digest)]
 
 
+def rebuild_one(kind: str, name: str, at: Places = HERE) -> list[Path]:
+    """Write one of the paper's figures or tables, in all its formats, and return the files.
+
+    Raises `BadInputError` for a name that there is not, and as `paper`.
+    """
+    from decodegap import review
+
+    reviewed = ("claims", "costs")
+    known = [*FIGURES] if kind == "figure" else [*TABLES, *reviewed]
+    if name not in known:
+        raise BadInputError(f"{kind} {name[:60]!r}: known are {', '.join(known)}")
+    view = paper(at)
+    if kind == "table" and name in reviewed:
+        files = [each for each in review.paper_files(at, shipped(at), view.published) if each[0].stem == name]
+    elif kind == "table":
+        files = list(_table_files(at.generated, table(view, name)))
+    else:
+        files = list(_figure_files(view, at.figures, name, figure(view, name)))
+    return [_put(path, content) for path, content in files]
+
+
 def places(gpu: str, store: Path, at: Places = HERE) -> list[Path]:
     """The folders a reader may want to open after `rebuild`, those that exist."""
     wanted = [store / gpu / "report", store / gpu / "notebooks", at.figures, at.generated]
@@ -164,10 +168,11 @@ def provenance(gpu: str, tasks: Sequence[Task], store: Path, at: Places = HERE) 
     yours = frame.sessions(records.load_all(store, gpu), "yours")
     theirs = [] if gpu == "cpu" else frame.sessions(records.load_all(at.results, gpu), "shipped")
     rows = [*frame.cells(yours), *frame.cells(theirs)]
+    fitted = fit(shipped(at))
     wanted: dict[Cell, int] = {}
     for task in tasks:
         wanted[task.cell] = wanted.get(task.cell, 0) + 1
-    return [_line(cell, number, rows, study) for cell, number in wanted.items()]
+    return [_line(cell, number, rows, study, fitted) for cell, number in wanted.items()]
 
 
 def shown(path: Path, at: Places = HERE) -> str:
@@ -182,7 +187,7 @@ def epoch_s(view: View) -> int:
     return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
 
 
-def _line(cell: Cell, wanted: int, rows: Sequence[CellRow], study: Published) -> Line:
+def _line(cell: Cell, wanted: int, rows: Sequence[CellRow], study: Published, fitted: predict.Model | None) -> Line:
     here = [row for row in rows if _is(row, cell)]
     for store in ("yours", "shipped"):
         ok = [row for row in here if row.store == store and row.outcome == "ok"]
@@ -193,15 +198,25 @@ def _line(cell: Cell, wanted: int, rows: Sequence[CellRow], study: Published) ->
             few = f" of {wanted}" if number < wanted else ""
             return Line(cell, "measured", f"{number}{few} sessions, {store}{hosts}", store)
     failed = "; ".join(f"{row.outcome}: {row.reason}" for row in here)
-    quoted = cell.experiment == "baseline" and study.fraction(cell.gpu, cell.model, cell.ctx) is not None
-    if quoted:
+    if _is_quoted(cell, study):
         return Line(cell, "published", failed or f"arXiv {study.paper.arxiv}")
     if failed:
         return Line(cell, "missing", failed, here[0].store)
     if study.excluded(cell.gpu, cell.model, cell.ctx):
         return Line(cell, "missing", EXCLUDED + ", not measured here")
+    fits = not study.out_of_memory(cell.gpu, cell.model, cell.ctx)
+    if fits and cell.experiment == "baseline" and (said := predict.cell(fitted, cell.gpu, cell.model, cell.ctx)):
+        text = f"{said.mid:.3f}, {said.low:.3f} to {said.high:.3f} of the published floor"
+        return Line(cell, "predicted", f"{NOT_QUOTED}, not measured; {text}")
     known = gpus.catalogue().get(cell.gpu)
     return Line(cell, "missing", f"{NOT_QUOTED}, not measured" if known and known.paper else "not measured")
+
+
+def _is_quoted(cell: Cell, study: Published) -> bool:
+    """Whether the study gives a value for this cell: a fraction of the baseline, or the ratio of the A/B."""
+    if cell.experiment == "graphs" and cell.arm == SAME_WORK:
+        return study.find("graph_speedup", gpu=cell.gpu, model=cell.model, ctx=cell.ctx) is not None
+    return cell.experiment == "baseline" and study.fraction(cell.gpu, cell.model, cell.ctx) is not None
 
 
 def _is(row: CellRow, cell: Cell) -> bool:
@@ -226,49 +241,34 @@ def _has_records(store: Path, gpu: str) -> bool:
 
 def _files(view: View, at: Places, what: Collection[str]) -> Iterator[tuple[Path, bytes]]:
     """Every file of `view`, path and content, drawn one by one."""
-    digest, epoch = frame.records_hash(view.frame), epoch_s(view)
     if "tables" in what:
         folder = view.folder or at.generated
-        for table in tables_of(view):
-            yield folder / f"{table.name}.md", render.markdown(table).encode()
-            yield folder / f"{table.name}.csv", render.csv_text(table).encode()
-            yield folder / f"{table.name}.tex", render.latex(table).encode()
+        for made in tables_of(view):
+            yield from _table_files(folder, made)
         if view.folder is None:
             from decodegap import numbers_paper, review  # they start from this module's records
 
             all_shipped = shipped(at)
             macros = numbers.macros(view.frame, view.published)
+            macros |= numbers.predictions(view.fitted, view.published)
             macros |= numbers_paper.macros(all_shipped, view.published, at)
-            yield folder / "numbers.tex", numbers.latex(macros, digest).encode()
+            yield folder / "numbers.tex", numbers.latex(macros, frame.records_hash(view.frame)).encode()
             yield from review.paper_files(at, all_shipped, view.published)
     if "figures" in what:
-        for name, figure in figures_of(view):
-            for fmt in style.FORMATS:
-                content = style.to_bytes(figure, fmt, title=name, records=digest, epoch_s=epoch)
-                yield (view.folder or at.figures) / f"{name}.{fmt}", content
+        for name, drawn in figures_of(view):
+            yield from _figure_files(view, view.folder or at.figures, name, drawn)
 
 
-def is_cpu(view: View) -> bool:
-    """Whether `view` shows CPU stand-ins, which have tables and figures of their own."""
-    return view.folder is not None and view.folder.parent.name == "cpu"
+def _table_files(folder: Path, made: Table) -> Iterator[tuple[Path, bytes]]:
+    yield folder / f"{made.name}.md", render.markdown(made).encode()
+    yield folder / f"{made.name}.csv", render.csv_text(made).encode()
+    yield folder / f"{made.name}.tex", render.latex(made).encode()
 
 
-def tables_of(view: View) -> Iterator[Table]:
-    """Every table of `view`; each says how many shipped records could not stand in it."""
-    note = f"{view.left_out} shipped records were measured by another protocol and are not shown here."
-    for make in CPU_TABLES.values() if is_cpu(view) else ():
-        yield make(view.frame)
-    for make_for_gpu in () if is_cpu(view) else TABLES.values():
-        table = make_for_gpu(view.frame, view.published)
-        yield replace(table, notes=(*table.notes, note)) if view.left_out else table
-
-
-def figures_of(view: View) -> Iterator[tuple[str, "Figure"]]:
-    """Every figure of `view` with its name."""
-    if is_cpu(view):
-        yield from ((name, make(view.frame)) for name, make in CPU_FIGURES.items())
-    else:
-        yield from ((name, make(view.frame, view.published)) for name, make in FIGURES.items())
+def _figure_files(view: View, folder: Path, name: str, drawn: "Figure") -> Iterator[tuple[Path, bytes]]:
+    digest, epoch = frame.records_hash(view.frame), epoch_s(view)
+    for fmt in style.FORMATS:
+        yield folder / f"{name}.{fmt}", style.to_bytes(drawn, fmt, title=name, records=digest, epoch_s=epoch)
 
 
 def _put(path: Path, content: bytes) -> Path:
