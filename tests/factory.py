@@ -4,8 +4,24 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from decodegap import floor, gpus, models, plan, records, stats
-from decodegap.records import ByteCounts, Cell, DeviceState, Floors, Machine, Protocol, Ran, Record, Series
+from decodegap import anatomy, floor, gpus, ledger, models, plan, records, stats
+from decodegap.records import (
+    Anatomy,
+    Attestation,
+    ByteCounts,
+    Cell,
+    Check,
+    DeviceState,
+    EmptyKernels,
+    Floors,
+    Machine,
+    OperatorTime,
+    Pair,
+    Protocol,
+    Ran,
+    Record,
+    Series,
+)
 
 HOST = "a1b2c3d4e5f60718"
 GIB = 2**30
@@ -159,6 +175,88 @@ def grid(
             )
         )  # fmt: skip
     return found
+
+
+def pair(ratio: float, *, graph_ms: float = 7.0, second: str = "graph", equal: bool = True, **changes: Any) -> Record:
+    """One A/B session with this ratio; `equal` is whether it is attested as the same work."""
+    steps = {"eager-pinned": ratio * graph_ms, second: graph_ms}
+    where = {name: changes[name] for name in ("gpu", "model", "ctx", "read_gb_s") if name in changes}
+    seen = Attestation(
+        reference="eager-pinned", arm=second, outputs_equal=equal, max_abs_difference=0.0 if equal else 2e-6,
+        reference_spread=0.0, outputs_changed=True, kernels_equal=equal,
+        kernels_differing={} if equal else {"fused": [0, 3]},
+    )  # fmt: skip
+    found = record(arm="ab" if second == "graph" else f"ab-{second}", experiment="graphs", arms=steps, **changes)
+    return rehashed(
+        found,
+        pair=Pair(first="eager-pinned", second=second, order="ABBA", ratio=ratio),
+        attestations=[seen],
+        anatomy=[dissection(name, step_ms, **where) for name, step_ms in steps.items()],
+    )
+
+
+def single(arm: str, step_ms: float, **changes: Any) -> Record:
+    """One session of another arm of the launch experiment, with its anatomy."""
+    where = {name: changes[name] for name in ("gpu", "model", "ctx", "read_gb_s") if name in changes}
+    found = record(arm=arm, step_ms=step_ms, experiment="graphs", **changes)
+    return rehashed(found, anatomy=[dissection(arm, step_ms, **where)])
+
+
+def checked(errors: dict[str, float], **changes: Any) -> Record:
+    """The session that holds each arm of `errors` against the reference; eager's own error is 0.05."""
+    checks = [
+        Check(
+            arm=arm, error=error, eager_error=0.05, allowed_multiple=1.5, argmax_equal=True, reference_margin=0.2,
+            passed=error <= 0.075,
+        )
+        for arm, error in errors.items()
+    ]  # fmt: skip
+    found = record(arm=plan.CHECK, experiment="graphs", **changes)
+    return rehashed(found, checks=checks, series=[], step_ms=None, ran=None)
+
+
+def rehashed(found: Record, **changes: Any) -> Record:
+    """`found` with these fields replaced, and its content hash made anew."""
+    changed = found.model_copy(update=changes)
+    return changed.model_copy(update={"content_hash": records.content_hash(changed.model_dump(mode="json"))})
+
+
+def dissection(
+    arm: str, step_ms: float, *, gpu: str = "h200", model: str = "qwen2.5-7b", ctx: int = 2048, read_gb_s: float = 4320
+) -> Anatomy:
+    """An anatomy whose parts leave 2% of `step_ms`; an eager arm's host is exposed, any other's is not."""
+    known, device = models.lookup(model), gpu != "cpu"
+    layers = int(known.config["num_hidden_layers"])
+    counts = ledger.ledger(known.config, ctx, arm, 2 if device else 4)
+    ledger_ms = {item: floor.floor_ms(n, read_gb_s) for item, n in counts.items()}
+    launches = {"aten::linear": 7 * layers, "aten::scaled_dot_product_attention": layers, "aten::mul": 30 * layers}
+    eager = arm.startswith("eager") and device
+    bubbles_ms = 0.25e-3 * (sum(launches.values()) - 1) if device else 0.0
+    busy_ms = 6.0 if eager else 0.98 * step_ms - bubbles_ms
+    exposed_ms = 0.98 * step_ms - busy_ms - bubbles_ms if eager else 0.0
+    owned = {"aten::linear": ledger.WEIGHTS, "aten::scaled_dot_product_attention": ledger.KV_READ}
+    own_ms = {name: 1.2 * ledger_ms[item] for name, item in owned.items()}
+    operators = {
+        name: OperatorTime(
+            launches=n, ms=own_ms.get(name, busy_ms - sum(own_ms.values())), bytes=counts.get(owned.get(name, ""), 0)
+        )
+        for name, n in launches.items()
+    }
+    parts = (
+        ledger_ms[ledger.WEIGHTS] + ledger_ms[ledger.KV_READ],
+        sum(ledger_ms[item] for item in ledger.EXTRA_ITEMS),
+        busy_ms - sum(ledger_ms.values()),
+        bubbles_ms,
+        exposed_ms,
+    )
+    return Anatomy(
+        arm=arm, profiled_steps=3, launches=sum(launches.values()), operators=operators, busy_ms=busy_ms,
+        kernel_ms=busy_ms, bubbles_ms=bubbles_ms, gap_us=0.25, enqueue_ms=0.97 * step_ms if eager else 0.02,
+        exposed_host_ms=exposed_ms, profiled_step_ms=1.4 * step_ms, ledger_bytes=counts, ledger_ms=ledger_ms,
+        parts_ms=dict(zip(anatomy.PARTS, parts, strict=True)), residual_ms=step_ms - sum(parts), step_ms=step_ms,
+        source="device" if device else "host", idle_ms=bubbles_ms,
+        empty_kernels=EmptyKernels(period_us=1.2, kernel_us=0.9, between_us=0.25) if device else None,
+    )  # fmt: skip
 
 
 def write(found: Iterable[Record], store: Path) -> list[Path]:

@@ -53,9 +53,10 @@ def test_figures_have_the_golden_bytes(made: dict[str, Figure], name: str) -> No
 
 
 def test_goldens_are_all_used() -> None:
-    tables = {f"{name}.{kind}" for name in ("grid", "grid_yours", "cpu") for kind in ("md", "csv", "tex")}
-    drawn = {"fraction.svg", "context.svg", "heatmap.svg", "cpu.svg"}
-    assert {path.name for path in GOLDEN.iterdir()} == tables | drawn | {"numbers.tex"}
+    launched = ("ab", "ab-sessions", "arms", "anatomy", "ledger", "predictions", "cpu-ab", "cpu-anatomy")
+    tables = {f"{name}.{kind}" for name in ("grid", "grid_yours", "cpu", *launched) for kind in ("md", "csv", "tex")}
+    drawn = ("fraction", "context", "heatmap", "cpu", "anatomy", "ratios", "dispatch", "cpu-ab", "cpu-anatomy")
+    assert {path.name for path in GOLDEN.iterdir()} == tables | {f"{name}.svg" for name in drawn} | {"numbers.tex"}
 
 
 @pytest.mark.parametrize("fmt", style.FORMATS)

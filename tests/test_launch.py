@@ -1,0 +1,338 @@
+"""Whether the launch experiment's tables and figures say what was measured, attested, predicted, and what is not."""
+
+import csv
+import dataclasses
+import io
+import re
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from factory import checked, grid, pair, record, rehashed, single
+from matplotlib.figure import Figure
+from test_figures import GOLDEN_MATPLOTLIB, saved, texts
+from test_tables import STUDY, golden
+
+from decodegap import exhibits, figures_launch, frame, launch, numbers, predict, render, stats, style
+from decodegap import grid as cells
+from decodegap.exhibits import View
+from decodegap.launch import Kept
+from decodegap.paths import Places
+from decodegap.records import Record
+
+RATIOS = (2.52, 2.61, 2.55, 2.7, 2.48, 2.66, 2.58, 2.59, 2.63, 3.4)
+TABLES = ("ab", "ab-sessions", "arms", "anatomy", "ledger", "predictions")
+CPU_TABLES = ("cpu-ab", "cpu-anatomy")
+FIGURES = ("anatomy", "ratios", "dispatch")
+
+
+def gpu_records() -> list[Record]:
+    """Ten A/B sessions and every arm of one cell, one A/B session and no arm of another."""
+    ten = [pair(ratio, session=k, started_at=f"2026-06-02T0{k % 10}:00:00Z") for k, ratio in enumerate(RATIOS, 1)]
+    arms = {"eager": 18.5, "eager-auto": 60.0, "graph-static": 7.2, "graph-stock": 8.6, "compiled": 5.5}
+    errors = {"eager": 0.05, "eager-auto": 0.049, "eager-pinned": 0.05, "graph": 0.05, "compiled": 0.2}
+    return [
+        *ten,
+        *(single(arm, step_ms, session=k) for arm, step_ms in arms.items() for k in (1, 2)),
+        checked(errors),
+        pair(2.2, model="llama-3.1-8b", ctx=16384, equal=False),
+        *grid("h200", sessions=1, host="bb"),
+    ]
+
+
+def cpu_records() -> list[Record]:
+    return [
+        pair(r, graph_ms=20.0, second="compiled", equal=False, gpu="cpu", model="qwen2-standin", ctx=128, session=k,
+             read_gb_s=12.0)
+        for k, r in ((1, 1.25), (2, 1.31), (3, 1.28))
+    ]  # fmt: skip
+
+
+def view(found: list[Record], *, cpu: bool = False) -> View:
+    folder = Places(Path("checkout")).local / "cpu" / "report" if cpu else None
+    kept = tuple(Kept("yours" if cpu else "shipped", each) for each in found)
+    made = frame.build([], found) if cpu else frame.build(found)
+    return View(made, STUDY, folder, kept=kept)
+
+
+@pytest.fixture(scope="module")
+def paper() -> View:
+    return view(gpu_records())
+
+
+@pytest.fixture(scope="module")
+def cpu() -> View:
+    return view(cpu_records(), cpu=True)
+
+
+def lines(table: render.Table, **wanted: object) -> list[dict[str, str]]:
+    found = csv.DictReader(io.StringIO(render.csv_text(table)))
+    return [line for line in found if all(line[key] == str(value) for key, value in wanted.items())]
+
+
+@pytest.mark.parametrize("name", [*TABLES, *CPU_TABLES])
+def test_tables_have_the_golden_bytes(paper: View, cpu: View, name: str) -> None:
+    table = exhibits.table(cpu if name in CPU_TABLES else paper, name)
+    assert table.name == name
+    golden(f"{name}.md", render.markdown(table).encode())
+    golden(f"{name}.csv", render.csv_text(table).encode())
+    golden(f"{name}.tex", render.latex(table).encode())
+
+
+@pytest.mark.parametrize("name", [*FIGURES, *CPU_TABLES])
+def test_figures_have_the_golden_bytes_and_fit_their_column(paper: View, cpu: View, name: str) -> None:
+    figure = exhibits.figure(cpu if name in CPU_TABLES else paper, name)
+    assert figure.get_figwidth() == style.COLUMN_IN
+    figure.draw_without_rendering()
+    box = figure.get_tightbbox(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+    assert box.x0 >= -0.02
+    assert box.x1 <= style.COLUMN_IN + 0.02
+    if version("matplotlib") != GOLDEN_MATPLOTLIB:
+        pytest.skip(f"golden pictures are of matplotlib {GOLDEN_MATPLOTLIB}")
+    golden(f"{name}.svg", saved(figure, "svg"))
+
+
+@pytest.mark.parametrize("name", [*TABLES, *CPU_TABLES])
+def test_every_row_has_a_text_for_each_header(paper: View, cpu: View, name: str) -> None:
+    table = exhibits.table(cpu if name in CPU_TABLES else paper, name)
+    assert {len(row) for row in table.rows} == {len(table.headers)} == {len(table.numeric)}
+    assert len(table.rows) == len(table.groups)
+    assert render.latex(table).isascii()
+
+
+def test_the_mean_and_its_intervals_are_those_of_the_sessions(paper: View) -> None:
+    (line,) = lines(exhibits.table(paper, "ab"), gpu="h200", model="qwen2.5-7b", ctx=2048)
+    found = stats.summarise(RATIOS)
+    assert float(line["ratio"]) == pytest.approx(sum(RATIOS) / 10)
+    for method in stats.METHODS:
+        assert (float(line[f"{method}_low"]), float(line[f"{method}_high"])) == pytest.approx(found.intervals[method])
+        assert 0.8 < float(line[f"{method}_coverage"]) <= 1
+    assert line["attested"] == "10"
+    assert [float(text) for text in line["ratios"].split()] == list(RATIOS)
+
+
+def test_coverage_is_simulated_with_the_sessions_own_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        stats, "coverage", lambda n, *, noise: asked.append((n, noise)) or dict.fromkeys(stats.METHODS, 1)
+    )
+    launch._coverage.cache_clear()
+    launch.pairs([Kept("shipped", pair(ratio, session=k)) for k, ratio in enumerate((2.0, 2.0, 2.0, 2.2, 2.2, 2.2), 1)])
+    launch._coverage.cache_clear()
+    # six log ratios, half at log 2.0 and half at log 2.2: standard deviation log(1.1) / 2 x sqrt(6 / 5)
+    assert asked == [(6, pytest.approx(0.0953102 / 2 * (6 / 5) ** 0.5 / 2**0.5))]
+
+
+def test_few_sessions_give_a_range_one_gives_nothing_and_neither_a_coverage() -> None:
+    few = view([pair(ratio, session=k) for k, ratio in ((1, 2.0), (2, 2.2))])
+    row = exhibits.table(few, "ab").rows[0]
+    assert "range 2.000–2.200" in row
+    assert "2 of 10" in row
+    (one,) = lines(exhibits.table(view([pair(2.0)]), "ab"), gpu="h200", kind="measured")
+    assert (one["spread"], one["bca_low"], one["bca_coverage"]) == ("degenerate", "", "")
+
+
+def test_a_session_that_is_not_attested_says_why(paper: View) -> None:
+    table = exhibits.table(paper, "ab-sessions")
+    (line,) = lines(table, model="llama-3.1-8b")
+    assert line["attested"] == "False"
+    assert line["doubts"] == "outputs differ by 2e-06; 1 kernels differ"
+    assert all(line["attested"] == "True" for line in lines(table, model="qwen2.5-7b"))
+    still = pair(2.0)
+    still = rehashed(still, attestations=[still.attestations[0].model_copy(update={"outputs_changed": False})])
+    assert "did not change" in lines(exhibits.table(view([still]), "ab-sessions"))[0]["doubts"]
+    assert lines(exhibits.table(view([rehashed(still, attestations=[])]), "ab-sessions"))[0]["attested"] == "False"
+
+
+def test_the_studys_ratios_stand_beside_and_are_marked(paper: View) -> None:
+    table = exhibits.table(paper, "ab")
+    h100, l4 = [row for row in table.rows if row[-1] == "published"]
+    assert {"1.259†", "1.253–1.267†", "14.83†", "11.78†", "3.050†", "10†"} <= set(h100)
+    assert "1.028†" in l4
+    assert [line["ratio"] for line in lines(table, kind="published")] == ["1.259", "1.028"]
+    alone = exhibits.table(view([]), "ab")
+    assert {line["kind"] for line in lines(alone)} == {"published"}
+
+
+def test_what_is_planned_and_not_measured_is_there_as_missing(paper: View) -> None:
+    missing = lines(exhibits.table(paper, "arms"), model="llama-3.1-8b", ctx=16384, kind="missing")
+    assert [line["arm"] for line in missing] == ["eager", "eager-auto", "graph-static", "graph-stock", "compiled"]
+    assert all(line["step_ms"] == "" for line in missing)
+    absent = [row for row in exhibits.table(paper, "ab").rows if row[-1] == "missing: not measured"]
+    assert [(row[1], row[2], row[3]) for row in absent] == [
+        ("Qwen2.5-7B", "16384", "0 of 3"),
+        ("Llama-3.1-8B", "2048", "0 of 3"),
+    ]
+    assert any("h200 llama-3.1-8b 16384 compiled" in note for note in exhibits.table(paper, "anatomy").notes)
+
+
+def test_an_arm_shows_its_check_and_the_backend_that_ran(paper: View) -> None:
+    rows = {row[3]: row for row in exhibits.table(paper, "arms").rows if row[1:3] == ("Qwen2.5-7B", "2048")}
+    assert "0.0500 (1.00x)" in rows["eager-pinned"]
+    assert "0.200 (4.00x) failed" in rows["compiled"]
+    assert "not checked" in rows["graph-stock"]
+    assert rows["eager-pinned"][11] == rows["graph"][11] == "flash"
+    other = [row for row in exhibits.table(paper, "arms").rows if row[1:3] == ("Llama-3.1-8B", "16384")]
+    backends = {row[3]: row[11] for row in other}
+    assert (backends["eager-pinned"], backends["graph"]) == ("—", "flash")  # other kernels: only the last was seen
+
+
+def test_the_parts_and_the_residual_add_up_to_the_step(paper: View) -> None:
+    parts = ("floor", "extra_traffic", "kernel_inefficiency", "bubbles", "exposed_host", "residual")
+    for line in lines(exhibits.table(paper, "anatomy")):
+        if line["step_ms"]:
+            assert sum(float(line[f"{part}_ms"]) for part in parts) == pytest.approx(float(line["step_ms"]))
+    notes = " ".join(exhibits.table(paper, "anatomy").notes)
+    assert "graph-launched arms: at most 2.0% of the step" in notes
+
+
+def test_the_anatomy_is_that_of_the_middle_session(paper: View) -> None:
+    (line,) = lines(exhibits.table(paper, "anatomy"), model="qwen2.5-7b", ctx=2048, arm="eager-pinned")
+    ranked = sorted(range(1, 11), key=lambda k: RATIOS[k - 1])
+    assert (line["session"], line["sessions"]) == (str(ranked[4]), "10")
+
+
+def test_what_building_plans_costs_is_a_line_of_its_own(paper: View) -> None:
+    (line,) = lines(exhibits.table(paper, "anatomy"), arm="eager-auto less eager")
+    assert float(line["enqueue_ms"]) == pytest.approx(0.97 * (60.0 - 18.5))
+    layers = 28
+    note = f"{0.97 * (60.0 - 18.5) / layers:.2f} ms a layer"
+    assert any(note in text for text in exhibits.table(paper, "anatomy").notes)
+
+
+def test_the_ledger_counts_what_each_arm_moves(paper: View) -> None:
+    table = exhibits.table(paper, "ledger")
+    (graph,) = lines(table, model="qwen2.5-7b", arm="graph")
+    (static,) = lines(table, model="qwen2.5-7b", arm="graph-static")
+    assert int(graph["kv_concatenation_bytes"]) == 2 * int(graph["kv_read_bytes"]) == 2 * 2048 * 57344
+    assert int(static["kv_concatenation_bytes"]) == 0
+    assert "Casts" not in table.headers
+    assert "casts_bytes" in static
+
+
+def test_every_published_cell_is_predicted_marked_and_none_is_fitted(paper: View) -> None:
+    table = exhibits.table(paper, "predictions")
+    found = lines(table)
+    assert [line["quantity"] for line in found].count("floor_fraction") == 17
+    assert [line["gpu"] for line in found if line["quantity"] == "graph_speedup"] == ["h100", "l4"]
+    assert {(line["kind"], line["fitted"]) for line in found} == {("predicted", "False")}
+    for row in table.rows:
+        assert row[4].endswith("†")
+        assert row[5].endswith("‡")
+    for line in found:
+        assert float(line["low"]) <= float(line["mid"]) <= float(line["high"])
+        assert float(line["error"]) == pytest.approx(float(line["mid"]) / float(line["published"]) - 1)
+
+
+def test_the_notes_say_where_the_model_is_wrong(paper: View) -> None:
+    notes = exhibits.table(paper, "predictions").notes
+    inside = sum(
+        line["holds"] == "True" for line in lines(exhibits.table(paper, "predictions"), quantity="floor_fraction")
+    )
+    assert any(note.startswith(f"Of 17 published fractions {inside} lie in the predicted range") for note in notes)
+    assert any("most of the error is in the" in note and "11.78†" in note for note in notes)
+    assert any(note.startswith("Growth of the step") for note in notes)
+    assert "No step-time model" in " ".join(exhibits.table(view([]), "predictions").notes)
+
+
+def test_no_device_time_is_shorter_than_its_bytes_at_the_peak(paper: View) -> None:
+    assert paper.fitted is not None
+    tight = dataclasses.replace(paper.fitted, spread=predict.Span(0.1, 1.0, 1.1))
+    found = predict.step(tight, "l4", "qwen2.5-7b", 2048)
+    assert found.device_ms.low == pytest.approx((14.141e9 + 3 * 0.11744e9) / 300e6, rel=1e-3)
+
+
+def test_the_grid_predicts_only_what_nobody_knows(paper: View) -> None:
+    before = {(e.gpu, e.model, e.ctx): e for e in cells.entries(paper.frame, STUDY) if e.kind == "missing"}
+    after = cells.entries(paper.frame, STUDY, paper.fitted)
+    predicted = {(e.gpu, e.model, e.ctx): e for e in after if e.kind == "predicted"}
+    assert set(predicted) < set(before)
+    assert all(e.gpu in ("h100", "a100", "l40s", "l4") for e in predicted.values())
+    left = {(e.gpu, e.model, e.ctx) for e in after if e.kind == "missing"}
+    assert left == {("l4", "qwen2.5-7b", 8192), ("l4", "qwen2.5-7b", 16384)}  # did not fit, so would not with more
+    for entry in predicted.values():
+        low, high = entry.fractions["published"].between or (0, 0)
+        assert low <= (entry.fractions["published"].value or 0) <= high
+    text = render.markdown(exhibits.table(paper, "grid"))
+    assert "‡: predicted by the step-time model" in text
+    assert re.search(r"0\.\d{3}‡ \(\d\.\d\d–\d\.\d\d\)", text)
+
+
+def test_the_heatmap_marks_predictions_and_says_what_the_mark_means(paper: View) -> None:
+    found = texts(exhibits.figure(paper, "heatmap"))
+    marked = [text for text in found if re.fullmatch(r"\.\d\d‡", text)]
+    assert len(marked) == 4 * 12 - 17 - 2
+    assert any("‡ predicted by the step-time model" in text for text in found)
+
+
+def test_a_cpus_pair_is_named_for_what_it_is_and_never_in_the_paper(cpu: View) -> None:
+    table = exhibits.table(cpu, "cpu-ab")
+    assert "changes the kernels" in table.caption
+    assert any("0 of 3 sessions attested" in note for note in table.notes)
+    assert any("1.250, 1.310, 1.280" in note for note in table.notes)
+    paper = view(gpu_records())
+    mixed = dataclasses.replace(paper, kept=(*paper.kept, *cpu.kept))
+    for name in ("ab", "ab-sessions", "anatomy", "ledger"):
+        assert exhibits.table(mixed, name).rows == exhibits.table(paper, name).rows
+    assert "compiled step" in " ".join(texts(exhibits.figure(cpu, "cpu-ab")))
+
+
+def test_a_cpu_without_a_pair_or_an_anatomy_has_no_table_of_them() -> None:
+    baseline = view([record(gpu="cpu", model="qwen2-standin", ctx=128)], cpu=True)
+    assert [table.name for table in exhibits.tables_of(baseline)] == ["cpu"]
+    refused = record(
+        gpu="cpu", model="qwen2-standin", ctx=128, arm="ab-compiled", experiment="graphs", outcome="unsupported",
+        reasons=["no compiler"],
+    )  # fmt: skip
+    alone = view([refused], cpu=True)
+    assert [table.name for table in exhibits.tables_of(alone)] == ["cpu-ab"]
+    assert exhibits.table(alone, "cpu-ab").rows[0][-1] == "missing: unsupported: no compiler"
+    assert exhibits.show_table(alone, "arms") is None
+
+
+def test_yours_stand_beside_the_shipped_and_are_never_pooled() -> None:
+    shipped, mine = [pair(2.5, session=k) for k in (1, 2)], [pair(3.5, session=k, host="bb") for k in (1, 2)]
+    kept = (*(Kept("shipped", r) for r in shipped), *(Kept("yours", r) for r in mine))
+    found = launch.pairs(kept)
+    assert [(each.where.store, each.summary and each.summary.mean) for each in found] == [
+        ("shipped", 2.5),
+        ("yours", 3.5),
+    ]
+    assert "(yours)" in found[1].where.short
+
+
+def test_hosts_that_stand_in_one_mean_are_named() -> None:
+    both = view([pair(2.5, session=1), pair(2.7, session=2, host="bb")])
+    assert any("sessions of 2 hosts" in note for note in exhibits.table(both, "ab").notes)
+
+
+def test_the_dispatch_plot_holds_host_bound_eager_sessions_of_every_host(paper: View) -> None:
+    points = figures_launch.points(paper.kept)
+    assert len(points) == 10 + 2 + 4  # the pairs, the eager arm twice, and the baseline's four contexts
+    assert {point.host for point in points} == {"H200 SXM, host a1b2", "H200 SXM, host bb"}
+    slow = single("eager", 18.0)
+    slow = rehashed(slow, series=[slow.series[0].model_copy(update={"enqueue_ms": [9.0] * 30})])
+    assert figures_launch.points([Kept("shipped", slow)]) == []
+
+
+def test_a_very_long_bar_is_cut_and_keeps_its_number(paper: View) -> None:
+    figure: Figure = exhibits.figure(paper, "anatomy")
+    assert "60.00" in texts(figure)
+    assert figure.axes[0].get_xlim()[1] < 30
+
+
+def test_macros_of_the_model_have_the_same_names_without_records(paper: View) -> None:
+    some, none = numbers.predictions(paper.fitted, STUDY), numbers.predictions(None, STUDY)
+    assert set(some) == set(none)
+    assert set(none.values()) == {"n/m"}
+    assert some["PredictionCells"] == "17"
+    assert all(name.isalpha() for name in some)
+
+
+MAKERS: dict[str, Callable[[], Figure]] = {name: lambda name=name: exhibits.figure(view([]), name) for name in FIGURES}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_without_records_the_figures_are_made_all_the_same(name: str) -> None:
+    assert saved(MAKERS[name](), "png")
