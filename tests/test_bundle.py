@@ -1,0 +1,209 @@
+"""Whether records travel whole, the same bytes each time, and nothing else gets in: tampering, links, bombs, paths."""
+
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from factory import grid, record, write
+
+from decodegap import bundle, cli, plan, records, report, review, verdicts
+from decodegap.errors import DecodeGapError
+from decodegap.paths import HERE
+
+Member = tuple[tarfile.TarInfo, bytes]
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    store = tmp_path / "theirs"
+    write(grid("l4", sessions=2), store)
+    return bundle.export("l4", store, tmp_path / "none", tmp_path / "out")
+
+
+def members(path: Path) -> list[Member]:
+    with tarfile.open(path) as tar:
+        return [(member, (tar.extractfile(member) or io.BytesIO()).read()) for member in tar]
+
+
+def pack(path: Path, content: Iterable[Member]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for member, data in content:
+            member.size = len(data) if member.isreg() else 0
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def relisted(content: list[Member]) -> list[Member]:
+    """`content` with a manifest that lists what is there, as a careful forger would."""
+    files = [(m, d) for m, d in content if not m.name.endswith(records.MANIFEST)]
+    lines = "".join(f"{hashlib.sha256(d).hexdigest()}  {m.name.split('/', 1)[1]}\n" for m, d in files)
+    return [(tarfile.TarInfo(f"l4/{records.MANIFEST}"), lines.encode()), *files]
+
+
+def test_export_is_the_same_bytes_and_names_nobody(exported: Path, tmp_path: Path) -> None:
+    again = bundle.export("l4", tmp_path / "theirs", tmp_path / "none", tmp_path / "again")
+    assert again.read_bytes() == exported.read_bytes()
+    for member, _ in members(exported):
+        assert (member.uid, member.gid, member.uname, member.gname, member.mode) == (0, 0, "", "", 0o644)
+    assert len({member.mtime for member, _ in members(exported)}) == 1
+
+
+def test_from_one_clone_to_another_the_tables_are_equal(exported: Path, tmp_path: Path) -> None:
+    local = tmp_path / "ours"
+    assert len(bundle.bring(exported, local)) == 24
+    made = []
+    for store in (tmp_path / "theirs", local):
+        report.rebuild(HERE, {"tables"}, store=store, gpu="l4")
+        made.append({path.name: path.read_bytes() for path in (store / "l4" / "report").iterdir()})
+    assert made[0] == made[1]
+    assert bundle.export("l4", local, tmp_path / "none", tmp_path / "back").read_bytes() == exported.read_bytes()
+    assert len(bundle.bring(exported, local)) == 24, "the same records again are no conflict"
+
+
+def test_imported_records_are_judged_under_their_own_gpu(tmp_path: Path) -> None:
+    write([record(gpu="l4", step_ms=63.0)], tmp_path / "theirs")
+    bundle.bring(bundle.export("l4", tmp_path / "theirs", tmp_path, tmp_path / "out"), tmp_path / "ours")
+
+    found = {v.claim.id: v for v in review.judged(HERE, tmp_path / "ours", "l4")}
+    assert (found["l4-qwen25-2048"].word, found["l4-qwen25-2048"].basis) == (verdicts.WORDS[0], "yours")
+
+
+def test_shipped_records_are_exported_where_there_are_no_local_ones(tmp_path: Path) -> None:
+    path = bundle.export("h200", tmp_path / "none", HERE.results, tmp_path)
+    shipped = sum(1 for _ in records.files(HERE.results, "h200"))
+    assert len(members(path)) == shipped + 1
+    assert len(bundle.bring(path, tmp_path / "ours")) == shipped
+
+
+def link(name: str, kind: bytes, target: str = "") -> Member:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member, b""
+
+
+def renamed(name: str) -> Callable[[list[Member]], list[Member]]:
+    def change(content: list[Member]) -> list[Member]:
+        member, data = content[3]
+        member.name = name
+        return [*content[:3], (member, data), *content[4:]]
+
+    return change
+
+
+def edited(content: list[Member]) -> list[Member]:
+    member, data = content[3]
+    return [*content[:3], (member, data.replace(b'"session": 1', b'"session": 7')), *content[4:]]
+
+
+def foreign(content: list[Member]) -> list[Member]:
+    ours = plan.protocol("l4", "synthetic", "normal-0.02-v1")
+    theirs = record(gpu="l4", session=9, protocol=ours.model_copy(update={"measured_steps": 7}))
+    name = f"l4/baseline/{theirs.cell.file_name(9)}"
+    return relisted([*content, (tarfile.TarInfo(name), theirs.model_dump_json().encode())])
+
+
+def stand_in(content: list[Member]) -> list[Member]:
+    odd = record(gpu="l4", stand_in=True, session=9)
+    odd = odd.model_copy(update={"content_hash": records.content_hash(odd.model_dump(mode="json"))})
+    return relisted(
+        [*content, (tarfile.TarInfo(f"l4/baseline/{odd.cell.file_name(9)}"), odd.model_dump_json().encode())]
+    )
+
+
+DAMAGE: dict[str, tuple[Callable[[list[Member]], list[Member]], str]] = {
+    "tampered": (edited, "not what its manifest lists"),
+    "tampered-and-relisted": (lambda c: relisted(edited(c)), "does not match its own hash"),
+    "foreign-protocol": (foreign, "another protocol"),
+    "stand-in": (stand_in, "stand-in"),
+    "unlisted": (lambda c: [*c, (tarfile.TarInfo("l4/baseline/x_1_eager_s1.json"), b"{}")], "manifest"),
+    "gone": (lambda c: c[:-1], "manifest"),
+    "no-manifest": (lambda c: c[1:], "MANIFEST"),
+    "twice": (lambda c: [*c, c[3]], "twice"),
+    "two-gpus": (lambda c: [*c, (tarfile.TarInfo("h100/MANIFEST.sha256"), b"")], "2 GPUs"),
+    "parent": (renamed("l4/../../evil.json"), "is not GPU/EXPERIMENT"),
+    "absolute": (renamed("/etc/evil.json"), "is not GPU/EXPERIMENT"),
+    "deep": (renamed("l4/baseline/../x.json"), "is not GPU/EXPERIMENT"),
+    "wrong-place": (lambda c: relisted(renamed("l4/graphs/x_1_eager_s1.json")(c)), "holds the record of"),
+    "symlink": (lambda c: [*c, link("l4/baseline/a_1_eager_s1.json", tarfile.SYMTYPE, "/etc/passwd")], "no plain file"),
+    "hard-link": (lambda c: [*c, link("l4/baseline/a_1_eager_s1.json", tarfile.LNKTYPE, "l4/x")], "no plain file"),
+    "device": (lambda c: [*c, link("l4/baseline/a_1_eager_s1.json", tarfile.CHRTYPE)], "no plain file"),
+    "fifo": (lambda c: [*c, link("l4/baseline/a_1_eager_s1.json", tarfile.FIFOTYPE)], "no plain file"),
+    "folder": (lambda c: [*c, link("l4/baseline", tarfile.DIRTYPE)], "no plain file"),
+    "empty": (lambda _: [], "0 GPUs"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_what_is_not_an_export_is_refused_in_one_line_and_leaves_nothing(
+    exported: Path, tmp_path: Path, case: str
+) -> None:
+    change, reason = DAMAGE[case]
+    bad = pack(tmp_path / "bad.tar", change(members(exported)))
+    with pytest.raises(DecodeGapError, match=reason) as caught:
+        bundle.bring(bad, tmp_path / "ours")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize("kind", ["declared", "sparse-file", "many", "gzip", "noise", "missing", "folder", "truncated"])
+def test_bombs_and_noise_are_refused_at_once_with_little_memory(exported: Path, tmp_path: Path, kind: str) -> None:
+    bad = tmp_path / "bad.tar"
+    if kind in ("declared", "sparse-file"):  # one gigabyte of zeros; on disk a sparse file
+        member = tarfile.TarInfo("l4/baseline/a_1_eager_s1.json")
+        member.size = 2**30
+        bad.write_bytes(member.tobuf())
+        if kind == "sparse-file":
+            os.truncate(bad, 2**30 + 512 + 1024)
+    if kind == "many":
+        pack(bad, ((tarfile.TarInfo(f"l4/baseline/m_1_a{i}_s1.json"), b"") for i in range(bundle.MOST_FILES + 1)))
+    if kind == "gzip":
+        with tarfile.open(bad, "w:gz") as tar:
+            for member, data in members(exported):
+                tar.addfile(member, io.BytesIO(data))
+    if kind == "noise":
+        bad.write_bytes(os.urandom(4096))
+    if kind == "folder":
+        bad.mkdir()
+    if kind == "truncated":
+        bad.write_bytes(exported.read_bytes()[:5000])
+    code = (
+        "import resource, sys; from decodegap import cli\n"
+        "code = cli.main(['import'])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\nsys.exit(code)"
+    )
+    kept = {k: v for k, v in os.environ.items() if k not in ("GPU", "MODELS", "REQUIRE")}
+    env = kept | {"PYTHONPATH": str(HERE.root / "artifact"), "FROM": str(bad), "RESULTS": str(tmp_path / "ours")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("decode-gap: FROM: ")
+    assert int(done.stdout) < 500_000, "kB of memory at most"
+    assert not (tmp_path / "ours").exists()
+
+
+def test_records_that_are_here_and_differ_are_not_overwritten(exported: Path, tmp_path: Path) -> None:
+    [mine] = write([record(gpu="l4", step_ms=50.0)], tmp_path / "ours")
+    before = mine.read_bytes()
+    with pytest.raises(DecodeGapError, match="there already"):
+        bundle.bring(exported, tmp_path / "ours")
+    assert mine.read_bytes() == before
+    assert len(list((tmp_path / "ours").rglob("*.json"))) == 1
+
+
+def test_import_without_a_file_and_export_without_records_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESULTS", str(tmp_path))
+    monkeypatch.setenv("GPU", "l40s")
+    monkeypatch.delenv("FROM", raising=False)
+    assert cli.main(["import"]) == 2
+    assert cli.main(["export"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2

@@ -1,0 +1,278 @@
+"""Whether each claim's verdict comes from records alone, flips with them, and rubbish is refused in one line."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from factory import grid, record, write
+
+from decodegap import claims, cli, measures, published, records, review, tables_review, tensions, verdicts
+from decodegap.claims import Claim
+from decodegap.errors import BadInputError
+from decodegap.paths import HERE, Places
+from decodegap.records import Attestation, Record
+from decodegap.verdicts import Verdict
+
+STUDY = published.load(HERE.published)
+CLAIMS = claims.load(HERE.claims, STUDY)
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Places:
+    """A checkout with the study's numbers, the claims, and a copy of the shipped records."""
+    here = Places(tmp_path / "checkout")
+    shutil.copytree(HERE.results, here.results, ignore=shutil.ignore_patterns("local"))
+    shutil.copytree(HERE.published.parent, here.published.parent)
+    shutil.copyfile(HERE.claims, here.claims)
+    return here
+
+
+def by_id(found: list[Verdict]) -> dict[str, Verdict]:
+    return {verdict.claim.id: verdict for verdict in found}
+
+
+def judge(*found: Record) -> dict[str, Verdict]:
+    return by_id(verdicts.judge(CLAIMS, STUDY, found))
+
+
+def edit(at: Places, file: str, change: Callable[[Record], Record]) -> None:
+    """Change one shipped record as if it had been measured so, its own hash and the manifest included."""
+    path = at.results / "h200" / file
+    records.write(change(records.load(path)), at.results)
+    text = records.manifest_text(at.results, "h200")
+    records.write_atomically(at.results / "h200" / records.MANIFEST, text.encode())
+
+
+def test_every_claim_has_a_verdict_on_the_shipped_records() -> None:
+    found = review.judged()
+    assert {verdict.claim.id for verdict in found} == {claim.id for claim in CLAIMS}
+    assert all(verdict.word in verdicts.WORDS and verdict.detail for verdict in found)
+    assert not [v.claim.id for v in found if v.word == "not reproduced"]
+    study = {v.claim.id for v in found if v.claim.gpu in ("h100", "a100", "l40s", "l4")}
+    assert not study & {v.claim.id for v in found if v.word == "reproduced"}, "no card of the study was measured"
+
+
+def test_every_published_fraction_ratio_and_quantised_step_is_claimed() -> None:
+    claimed = {
+        (c.published_gpu or c.gpu, c.model, c.ctx, c.published, c.expected) for c in CLAIMS if c.source == "study"
+    }
+    for value in STUDY.values:
+        wanted = value.quantity in ("floor_fraction", "graph_speedup") or (
+            value.quantity == "step_ms" and value.gpu == "l4"
+        )
+        if wanted:
+            assert (value.gpu, value.model, value.ctx, value.quantity, value.value) in claimed
+    for gpu in ("h100", "a100", "l40s", "l4"):
+        assert {f"{gpu}-min", f"{gpu}-median", f"{gpu}-max"} <= {claim.id for claim in CLAIMS}
+
+
+def test_a_changed_record_flips_its_verdict_and_no_other(at: Places) -> None:
+    before = by_id(review.judged(at))
+
+    def broken(found: Record) -> Record:
+        failed = [a.model_copy(update={"kernels_equal": False}) for a in found.attestations]
+        return found.model_copy(update={"attestations": failed})
+
+    edit(at, "graphs/qwen2.5-7b_2048_ab_s3.json", broken)
+    after = by_id(review.judged(at))
+    assert (before["launch-only"].word, after["launch-only"].word) == ("reproduced", "not reproduced")
+    assert {k: v.word for k, v in after.items() if k != "launch-only"} == {
+        k: v.word for k, v in before.items() if k != "launch-only"
+    }
+
+
+def test_residual_read_bandwidth_and_checks_flip_too(at: Places) -> None:
+    def worse(found: Record) -> Record:
+        anatomy = [a.model_copy(update={"residual_ms": -0.2 * a.step_ms}) for a in found.anatomy]
+        machine = found.machine and found.machine.model_copy(update={"read_gb_s": 4900.0})
+        return found.model_copy(update={"anatomy": anatomy, "machine": machine})
+
+    edit(at, "graphs/qwen2.5-7b_2048_ab_s3.json", worse)
+    edit(
+        at,
+        "graphs/qwen2.5-7b_2048_check_s1.json",
+        lambda r: r.model_copy(update={"checks": [c.model_copy(update={"passed": False}) for c in r.checks]}),
+    )
+    after = by_id(review.judged(at))
+    assert {name: after[name].word for name in ("residual", "read-bandwidth", "logits")} == dict.fromkeys(
+        ("residual", "read-bandwidth", "logits"), "not reproduced"
+    )
+
+
+@pytest.mark.parametrize(("step_ms", "word"), [(17.0, "reproduced"), (9.0, "not reproduced")])
+def test_a_claim_about_a_gpu_is_judged_by_that_gpus_records_alone(step_ms: float, word: str) -> None:
+    mine = [record(gpu="h100", step_ms=step_ms, session=k) for k in (1, 2, 3)]
+    found = judge(*mine, *grid("h200"))
+    assert found["h100-qwen25-2048"].word == word
+    assert found["h100-qwen25-4096"].word == "not measured here"
+    assert found["l4-qwen25-2048"].word == "not measured here"
+    assert judge(*grid("h200"))["h100-qwen25-2048"].word == "not measured here"
+
+
+def test_yours_stand_in_for_the_shipped_of_that_gpu_and_are_called_so() -> None:
+    shipped = [record(gpu="l4", step_ms=90.0)]
+    found = by_id(verdicts.judge(CLAIMS, STUDY, shipped, [record(gpu="l4", step_ms=63.0)]))
+    assert (found["l4-qwen25-2048"].word, found["l4-qwen25-2048"].basis) == ("reproduced", "yours")
+    assert judge(*shipped)["l4-qwen25-2048"].word == "not reproduced"
+
+
+def test_ordering_and_counting_over_the_studys_gpus() -> None:
+    fast = {"h100": 17.0, "a100": 24.0, "l40s": 24.6, "l4": 63.0}
+    every = [r for gpu, step in fast.items() for r in grid(gpu, sessions=1, factor=step / 21.0)]
+    found = judge(*every)
+    assert found["falling"].word == "reproduced", found["falling"].detail
+    assert (found["cells"].value, found["cells"].word) == (48, "reproduced")
+    lost = [
+        record(gpu="l4", model=r.cell.model, ctx=r.cell.ctx, outcome="oom", reasons=["asked for 3 GB"])
+        if r.cell.gpu == "l4" and r.cell.ctx == 16384
+        else r
+        for r in every
+    ]
+    found = judge(*lost)
+    assert (found["cells"].value, found["cells"].word) == (45, "reproduced")
+    assert found["l4-min"].detail == "9 cells, 3 lost to out-of-memory"
+    assert found["l4-oom"].word == "not reproduced"
+    steps = {"h100": 5.0, "a100": 24.0, "l40s": 24.6, "l4": 63.0}
+    assert judge(*[record(gpu=gpu, step_ms=step) for gpu, step in steps.items()])["falling"].word == "not reproduced"
+
+
+def test_void_ab_sessions_count_against_the_attestation() -> None:
+    good = Attestation(
+        reference="eager-pinned", arm="graph", outputs_equal=True, max_abs_difference=0.0, reference_spread=0.0,
+        outputs_changed=True, kernels_equal=True, kernels_differing={},
+    )  # fmt: skip
+    arms = {"eager-pinned": 20.0, "graph": 7.0}
+    ok = record(experiment="graphs", arm="ab", arms=arms, attestations=[good])
+    void = record(experiment="graphs", arm="ab", session=2, outcome="void", reasons=["kernels differ"])
+    assert judge(ok)["launch-only"].value == 1.0
+    assert judge(ok, void)["launch-only"].value == 0.5
+
+
+def test_stand_ins_and_cpus_prove_nothing() -> None:
+    found = judge(*grid("cpu", sessions=1))
+    assert {verdict.basis for verdict in found.values()} == {"arithmetic", ""}
+
+
+RUBBISH = {
+    "not-toml": "[[claim]\n",
+    "empty": "",
+    "other-key": "[paper]\nx = 1\n",
+    "unknown-field": '[[claim]]\nid = "a-b"\nsurprise = 1\n',
+    "wrong-type": None,
+    "unknown-gpu": None,
+    "unknown-measure": None,
+    "unknown-model": None,
+    "no-limits": None,
+    "twice": None,
+    "not-the-studys": None,
+    "nan": None,
+}
+ONE = """[[claim]]
+id = "one"
+source = "study"
+experiment = "baseline"
+shown = "table grid"
+text = "a fraction"
+kind = "ratio"
+gpu = "h100"
+measure = "fraction"
+model = "qwen2.5-7b"
+ctx = 2048
+arm = "eager"
+published = "floor_fraction"
+expected = 0.27
+allowed = 0.1
+why = "hosts differ"
+"""
+CHANGES = {
+    "wrong-type": ("ctx = 2048", 'ctx = "2048"'),
+    "unknown-gpu": ('gpu = "h100"', 'gpu = "h101"'),
+    "unknown-measure": ('measure = "fraction"', 'measure = "guess"'),
+    "unknown-model": ('model = "qwen2.5-7b"', 'model = "gpt"'),
+    "no-limits": ("allowed = 0.1\n", ""),
+    "twice": ("[[claim]]", ONE + "[[claim]]"),
+    "not-the-studys": ("expected = 0.27", "expected = 0.28"),
+    "nan": ("expected = 0.27", "expected = nan"),
+}
+
+
+@pytest.mark.parametrize("case", RUBBISH)
+def test_rubbish_in_claims_is_one_line(tmp_path: Path, case: str) -> None:
+    text = ONE.replace(*CHANGES[case]) if case in CHANGES else RUBBISH[case]
+    assert text is not None
+    path = tmp_path / "claims.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(BadInputError) as caught:
+        claims.load(path, STUDY)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_the_unchanged_claim_loads(tmp_path: Path) -> None:
+    (tmp_path / "claims.toml").write_text(ONE, encoding="utf-8")
+    assert [claim.id for claim in claims.load(tmp_path / "claims.toml", STUDY)] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "inside", "outside"),
+    [("within", (0.9, 1.1, 1.0), (0.89, 1.11)), ("at-least", (0.9, 50.0), (0.89,)), ("at-most", (1.1, -3.0), (1.11,))],
+)
+def test_limits(bound: str, inside: tuple[float, ...], outside: tuple[float, ...]) -> None:
+    base = CLAIMS[0].model_dump() | {"expected": 1.0, "allowed": 0.1, "bound": bound}
+    claim = Claim.model_validate(base)
+    assert all(claim.holds(value) for value in inside)
+    assert not any(claim.holds(value) for value in outside)
+
+
+def test_measures_are_all_there() -> None:
+    known = set(measures.OF_ONE_GPU) | set(measures.TOGETHER) | set(measures.ARITHMETIC)
+    assert known == set(claims.MEASURES)
+
+
+def test_tensions_are_recomputed_from_the_published_numbers(tmp_path: Path) -> None:
+    found = {each.id: each for each in tensions.findings(STUDY)}
+    assert found["h100-headline"].numbers["implied_ms"] == pytest.approx(16.97, abs=0.005)
+    assert found["h100-headline"].numbers["fraction_from_quoted"] == pytest.approx(0.309, abs=0.0005)
+    assert found["counted-bytes"].numbers["everything_gb"] == pytest.approx(15.35, abs=0.005)
+    assert found["counted-bytes"].numbers["blocks_gb"] == pytest.approx(13.16, abs=0.02)
+    assert (
+        10 < found["what-graphs-leave"].numbers["gap_ms"] < found["what-graphs-leave"].numbers["implied_gap_ms"] < 12.5
+    )
+    assert found["l4-baseline"].numbers["implied_ms"] == pytest.approx(63.16, abs=0.005)
+    data = json.loads(HERE.published.read_text(encoding="utf-8"))
+    for value in data["values"]:
+        if (value["gpu"], value["ctx"], value["quantity"]) == ("h100", 2048, "floor_fraction"):
+            value["value"] = 0.309
+    path = tmp_path / "published.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    changed = {each.id: each for each in tensions.findings(published.load(path))}
+    assert changed["h100-headline"].numbers["implied_ms"] == pytest.approx(14.83, abs=0.02)
+
+
+def test_verify_prints_writes_and_exits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write([record(gpu="l4", step_ms=90.0)], tmp_path)
+    for name in ("MODELS", "CONTEXTS", "SESSIONS", "EXPERIMENTS", "WEIGHTS", "REQUIRE", "STRICT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GPU", "l4")
+    monkeypatch.setenv("RESULTS", str(tmp_path))
+    assert cli.main(["verify"]) == 0
+    shown = capsys.readouterr().out
+    assert "Headline: L4, Qwen2.5-7B, ctx 2048: fraction of the floor: not reproduced" in shown
+    assert "1 not reproduced" in shown
+    written = {path.name for path in (tmp_path / "l4" / "report").iterdir()}
+    assert {"claims.md", "claims.csv", "claims.tex", "claims.json"} <= written
+    data = json.loads((tmp_path / "l4" / "report" / "claims.json").read_text(encoding="utf-8"))
+    assert data["counts"]["not reproduced"] == 1
+    monkeypatch.setenv("STRICT", "1")
+    assert cli.main(["verify"]) == 1
+    assert "STRICT: 1 claims are not reproduced" in capsys.readouterr().err
+
+
+def test_costs_are_sums_of_the_records() -> None:
+    table = tables_review.costs([record(session=k) for k in (1, 2)], "0" * 64)
+    assert table.data[0]["sessions"] == 2
+    assert table.data[0]["minutes"] == pytest.approx(2 * 6.0 / 60)
