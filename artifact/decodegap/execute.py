@@ -104,7 +104,9 @@ def _to_html(executed: Path) -> None:
 
     notebook = nbformat.read(executed, as_version=4)
     body, _ = HTMLExporter(embed_images=True).from_notebook_node(notebook)
-    records.write_atomically(executed.with_suffix(".html"), body.encode())
+    # What the template would fetch from elsewhere is for formulas and widgets, which no notebook here has.
+    offline = re.sub(r'<script[^>]*\bsrc="https?://[^"]*"[^>]*>\s*</script>', "", body)
+    records.write_atomically(executed.with_suffix(".html"), offline.encode())
 
 
 @contextlib.contextmanager
