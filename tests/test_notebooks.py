@@ -43,6 +43,25 @@ def test_the_baseline_notebook_measures_and_shows(tmp_path: Path, capsys: pytest
     assert again == executed
 
 
+@pytest.mark.slow
+def test_the_launch_notebook_measures_a_pair_on_a_cpu_and_says_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parameters = TINY | {"results": str(tmp_path)}
+    executed = execute.run("02_cuda_graphs", parameters, tmp_path / "cpu" / "notebooks", tmp_path)
+    assert "2 sessions on cpu" in capsys.readouterr().out
+    assert [record.cell.arm for record in records.load_all(tmp_path, "cpu")] == ["ab-compiled", "check"]
+    cells = nbformat.read(executed, as_version=4).cells
+    shown = [out.data for cell in cells for out in cell.get("outputs", []) if "data" in out]
+    text = "\n".join(data.get("text/markdown", "") for data in shown)
+    compiled = any(record.pair for record in records.load_all(tmp_path, "cpu"))
+    assert "it changes the kernels" in text
+    assert ("| measured, yours |" in text) == compiled  # without a compiler the line says that it is unsupported
+    assert ("missing: unsupported" in text) != compiled
+    assert sum("image/png" in data for data in shown) == (2 if compiled else 1)
+    assert "No record here for the table `arms`" in text
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

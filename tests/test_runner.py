@@ -240,3 +240,19 @@ def test_a_session_dies_with_its_runner(tmp_path: Path) -> None:
         time.sleep(0.02)
     assert found
     assert not any(psutil.pid_exists(pid) for pid in found)
+
+
+def test_a_cell_that_is_unsupported_here_is_one_line_and_is_not_tried_again(tmp_path: Path) -> None:
+    """Without a compiler the A/B of a CPU is said to be unsupported once, whatever the number of its sessions."""
+    asked = plan.graphs(plan.request(gpu="cpu", models="tiny-llama", contexts="24", sessions=3), "cpu")
+    pair = [task for task in asked if task.cell.arm == "ab-compiled"]
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", str(tmp_path / "no-compiler"))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+        report = runner.run(pair, tmp_path / "store", say=said.append)
+        assert len(report.measured) == 1
+        assert [line.split(": ")[1] for line in said] == ["unsupported"]
+        again = runner.run(pair, tmp_path / "store", say=said.append)
+    assert (len(again.measured), len(again.cached)) == (0, 1)
+    assert [runner.refused(task, tmp_path / "store") for task in pair] == [False, True, True]

@@ -165,6 +165,8 @@ def _state(ctx: Context, task: Task) -> str:
         return f"will be measured again: {str(error).split(': ', 1)[-1]}"
     if record is not None:
         return "measured" if record.outcome == "ok" else f"{record.outcome}: {'; '.join(record.reasons)}"
+    if runner.refused(task, ctx.store):
+        return "unsupported: an earlier session of it says why"
     if ctx.measurable:
         return "will be measured"
     return f"will not be measured: {gpus.absence(ctx.gpu, ctx.devices)}"

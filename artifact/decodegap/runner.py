@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
@@ -58,28 +58,27 @@ def run(
 ) -> Report:
     """Measure every task that has no valid record in `store`, one fresh process each, never two at once.
 
-    A record that is damaged or of another protocol is set aside with its reason and measured again. `module` is what
-    each process runs. Raises `StoreError` when another run holds the store or this machine, `UnsupportedError` when
-    the machine would void every session, `BadInputError` when a session says that no repetition would help, and
-    `NotMeasuredError` at the end for sessions that kept dying, or at once where the machine voids one every time.
+    A record that is damaged or of another protocol is set aside with its reason and measured again. A cell that one
+    session found unsupported here is not tried again. `module` is what each process runs. Raises `StoreError` when
+    another run holds the store or this machine, `UnsupportedError` when the machine would void every session,
+    `BadInputError` when a session says that no repetition would help, and `NotMeasuredError` at the end for sessions
+    that kept dying, or at once where the machine voids one every time.
     """
     report = Report()
     with hold(store):
         sweep(store)
-        missing = [task for task in tasks if not _is_done(task, store, report, say)]
+        missing = [task for task in tasks if not _is_done(task, store, report, say) and not refused(task, store)]
         if report.cached:
             say(f"{len(report.cached)} of {len(tasks)} sessions are measured already")
         device = _admitted(missing, store) if missing else None
-        began, spent = time.monotonic(), 0.0
-        for done, task in enumerate(missing):
-            attempt = Attempt(task, store, device, deadline_s, module)
-            text = _measure(attempt, report, attempts)
-            spent = time.monotonic() - began
-            left = spent / (done + 1) * (len(missing) - done - 1)
+        began, done = time.monotonic(), 0
+        while missing and not report.unfit:
+            task, *others = missing
+            text = _measure(Attempt(task, store, device, deadline_s, module), report, attempts)
+            missing, done = [other for other in others if not refused(other, store)], done + 1
+            left = (time.monotonic() - began) / done * len(missing)
             rest = f"; about {progress.duration(left)} left" if left >= 1 else ""
-            say(progress.line(done + 1, len(missing), f"{name(task)}: {text}{rest}"))
-            if report.unfit:
-                break
+            say(progress.line(done, done + len(missing), f"{name(task)}: {text}{rest}"))
     if report.unfit:
         raise NotMeasuredError(
             f"stopped at {report.failed[-1]}: this machine voids what is measured ({report.unfit}); what was measured "
@@ -119,6 +118,16 @@ def valid_record(task: Task, store: Path) -> Record | None:
     if record.outcome == "void":
         raise BadRecordError(f"{path}: void: {'; '.join(record.reasons)}")
     return record
+
+
+def refused(task: Task, store: Path) -> bool:
+    """Whether an earlier session of this cell found that this machine cannot run it, so that no other would."""
+    for session in range(1, task.session):
+        with contextlib.suppress(BadRecordError):
+            record = valid_record(replace(task, session=session), store)
+            if record is not None and record.outcome == "unsupported":
+                return True
+    return False
 
 
 def _is_done(task: Task, store: Path, report: Report, say: Callable[[str], None]) -> bool:
