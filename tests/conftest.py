@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -110,6 +111,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--cases", type=int, default=600, help="fuzz cases in all (default: 600)")
     group.addoption("--seed", type=int, default=0, help="repeat a random test from the seed it printed")
     group.addoption("--faults-table", default="", help="write what the fault suite saw to this file")
+
+
+@pytest.fixture
+def dice(request: pytest.FixtureRequest) -> random.Random:
+    """Chance, repeatable by `--seed`."""
+    seed = int(request.config.getoption("--seed") or random.SystemRandom().randrange(2**32))
+    print(f"\n{request.node.name}: --seed {seed}")
+    return random.Random(seed)
 
 
 @pytest.fixture(scope="session")

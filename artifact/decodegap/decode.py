@@ -81,7 +81,7 @@ def _check_checkpoint(model: Model, folder: Path) -> None:
     where = f"WEIGHTS: {folder / 'config.json'}"
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise BadInputError(f"{where}: not a readable JSON file") from None
     if not isinstance(found, dict):
         raise BadInputError(f"{where}: not a config")

@@ -1,5 +1,7 @@
 """What can go wrong for a user: one exception class per failure, each a single clear line."""
 
+LONGEST = 1000  # characters of a message; a value that is longer than a line was not meant as one
+
 
 class DecodeGapError(Exception):
     """Base of every failure that is reported as one line instead of a traceback.
@@ -8,6 +10,10 @@ class DecodeGapError(Exception):
     """
 
     exit_code = 2
+
+    def __init__(self, message: str = "") -> None:
+        line = " ".join(message.splitlines()).encode("utf-8", "backslashreplace").decode()
+        super().__init__(line if len(line) <= LONGEST else f"{line[:LONGEST]}…")
 
 
 class BadInputError(DecodeGapError):

@@ -42,7 +42,7 @@ def prepare(name: str, req: Request, where: Path) -> Experiment:
 
 def store(results: str) -> Path:
     """The folder that local records live in: `results`, or the checkout's own when it is empty."""
-    return Path(results).expanduser().resolve() if results else HERE.local
+    return plan.place("RESULTS", results) if results else HERE.local
 
 
 def run(experiment: Experiment) -> runner.Report:

@@ -26,8 +26,12 @@ def check(tasks: Sequence[Task], gpu: Gpu, device: Device | None, store: Path) -
 
     Looks, and changes nothing; takes some milliseconds. What comes and goes while a run lasts is found by each session.
     """
-    seen = look(device, store)
-    if found := voids(seen, gpu, needs(tasks, gpu, store)):
+    refuse(voids(look(device, store), gpu, needs(tasks, gpu, store)), gpu)
+
+
+def refuse(found: Sequence[str], gpu: Gpu) -> None:
+    """Raise `UnsupportedError` naming the first of `found`, if there is any."""
+    if found:
         more = f" ({len(found) - 1} more: make doctor GPU={gpu.slug})" if len(found) > 1 else ""
         raise UnsupportedError(f"not measured, every session would be void: {found[0]}{more}")
 

@@ -107,11 +107,21 @@ def _weights(value: Any) -> tuple[Weights, str | None]:
     if value in ("synthetic", "hub"):
         return cast("Weights", value), None
     if isinstance(value, str) and "/" in value:
-        folder = Path(value).expanduser()
+        folder = place("WEIGHTS", value)
         if not folder.is_dir():
             raise BadInputError(f"WEIGHTS: no folder {value!r}; give synthetic, hub or a folder with safetensors")
-        return "local", str(folder.resolve())
+        return "local", str(folder)
     raise BadInputError(f"WEIGHTS: {value!r} is neither synthetic, hub nor a path; a folder is written with a '/'")
+
+
+def place(name: str, value: str) -> Path:
+    """The path that parameter `name` gives, absolute; raise `BadInputError` for what no file system could hold."""
+    try:
+        path = Path(value).expanduser().resolve()
+        path.exists()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise BadInputError(f"{name}: {value[:80]!r} is not a path: {error}") from None
+    return path
 
 
 def dtype_on(gpu: str) -> Dtype:

@@ -16,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decodegap import frame, records, report
+from decodegap import frame, plan, records, report
 from decodegap.errors import BadInputError, BadRecordError
 from decodegap.paths import HERE, Places
 from decodegap.records import Record
@@ -48,7 +48,7 @@ def lines(name: str, store: Path, at: Places = HERE) -> list[str]:
     path = _file(name, at)
     content = _content(path)
     cited = _cited(path, content)
-    stamp = None if cited else STAMP.search(content) or _in_streams(path, content)
+    stamp = None if cited else STAMP.search(content) or _in_streams(path, content) or _in_twin(path)
     if not cited and stamp is None:
         raise BadInputError(f"FILE: {name}: carries no hash of records, so it was not made here from records")
     known = _known(store, at)
@@ -72,9 +72,9 @@ def lines(name: str, store: Path, at: Places = HERE) -> list[str]:
 
 
 def _file(name: str, at: Places) -> Path:
-    if not name.strip() or "\0" in name:
+    if not name.strip():
         raise BadInputError("FILE: give the file to trace, as in `make provenance FILE=figures/fraction.pdf`")
-    path = Path(name).expanduser().resolve()
+    path = plan.place("FILE", name)
     if not path.is_file():
         raise BadInputError(f"FILE: there is no file {name!r} here")
     if not path.is_relative_to(at.root) and not path.is_relative_to(at.local.resolve()):
@@ -98,8 +98,11 @@ def _cited(path: Path, content: bytes) -> tuple[str, ...] | None:
         return (records.load(path).content_hash,)
     if path.suffix != ".csv" or "records" not in text.partition("\n")[0].split(","):
         return None
-    found = {each for row in csv.DictReader(io.StringIO(text)) for each in HASH.findall(row.get("records") or "")}
-    return tuple(sorted(found)) or None
+    try:
+        rows = list(csv.DictReader(io.StringIO(text)))
+    except csv.Error as error:
+        raise BadInputError(f"FILE: {path.name}: not a table as it is written here: {error}") from None
+    return tuple(sorted({each for row in rows for each in HASH.findall(str(row.get("records") or ""))})) or None
 
 
 def _in_streams(path: Path, content: bytes) -> re.Match[bytes] | None:
@@ -114,6 +117,12 @@ def _in_streams(path: Path, content: bytes) -> re.Match[bytes] | None:
         if found := STAMP.search(plain):
             return found
     return None
+
+
+def _in_twin(path: Path) -> re.Match[bytes] | None:
+    """The hash in the Markdown beside a CSV, which is the same table and has room for notes."""
+    twin = path.with_suffix(".md")
+    return STAMP.search(_content(twin)) if path.suffix == ".csv" and twin.is_file() else None
 
 
 def _known(store: Path, at: Places) -> dict[str, Source]:

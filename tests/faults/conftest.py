@@ -1,6 +1,5 @@
 """What every fault test shares: a lock and temporary folder of its own, seeds that are printed, and the ledger."""
 
-import random
 import tempfile
 from pathlib import Path
 
@@ -43,14 +42,6 @@ def faults(request: pytest.FixtureRequest) -> ledger.Ledger:
 def kills(request: pytest.FixtureRequest) -> int:
     """The per cent of kills to do: 100 on demand, few in CI."""
     return int(request.config.getoption("--kills"))
-
-
-@pytest.fixture
-def dice(request: pytest.FixtureRequest) -> random.Random:
-    """Chance, repeatable by `--seed`."""
-    seed = int(request.config.getoption("--seed") or random.SystemRandom().randrange(2**32))
-    print(f"\n{request.node.name}: --seed {seed}")
-    return random.Random(seed)
 
 
 @pytest.fixture(autouse=True)

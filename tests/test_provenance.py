@@ -1,0 +1,137 @@
+"""Whether a file leads back to its records, and one that cannot says why in one line."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from factory import grid, record, write
+
+from decodegap import provenance, records, report
+from decodegap.errors import BadInputError, BadRecordError
+from decodegap.paths import HERE, Places
+
+HOST = "0badcafe"
+SHIPPED = sorted([*HERE.figures.glob("*.pdf"), *HERE.generated.glob("*.md")])
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Places:
+    """A checkout in git with a grid of shipped records, its figures and tables."""
+    here = Places(tmp_path_factory.mktemp("drawn") / "checkout")
+    for file in (HERE.published, HERE.claims):
+        target = here.root / file.relative_to(HERE.root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+    write(grid("h200", host=HOST), here.results)
+    (here.results / "h200" / records.MANIFEST).write_text(records.manifest_text(here.results, "h200"))
+    report.rebuild(here)
+    git(here, "init", "-q")
+    git(here, "add", ".")
+    git(here, "-c", "user.name=A", "-c", "user.email=a@b.c", "commit", "-qm", "Draw everything")
+    return here
+
+
+@pytest.fixture
+def at(drawn: Places, tmp_path: Path) -> Places:
+    """The same, for a test to change."""
+    shutil.copytree(drawn.root, tmp_path / "checkout")
+    return Places(tmp_path / "checkout")
+
+
+def git(at: Places, *command: str) -> None:
+    subprocess.run(["git", *command], cwd=at.root, check=True, capture_output=True)
+
+
+def traced(at: Places, path: Path) -> list[str]:
+    return provenance.lines(str(path), at.local, at)
+
+
+@pytest.mark.parametrize("name", ["fraction.pdf", "context.png", "heatmap.svg"])
+def test_a_figure_leads_to_its_records_and_its_commit(at: Places, name: str) -> None:
+    said = traced(at, at.figures / name)
+    every = records.load_all(at.results, "h200")
+    assert said[0] == f"figures/{name}: made from 36 record(s), one session each, of 1 host(s)"
+    assert said[1].startswith("commit: ")
+    assert said[1].endswith(" Draw everything")
+    assert f"{HOST} (NVIDIA H200) x 36" in said[2]
+    text = "\n".join(said)
+    assert all(each.content_hash in text for each in every)
+    assert "artifact/results/h200/baseline/qwen2.5-7b_2048_eager_s1.json  session 1" in text
+    assert "torch 2.13.0 x 36" in text
+    assert f"measuring sources: {every[0].source_hash} x 36" in text
+
+
+@pytest.mark.parametrize("name", ["grid.md", "grid.csv", "grid.tex", "numbers.tex"])
+def test_a_table_and_the_numbers_lead_there_too(at: Places, name: str) -> None:
+    assert "made from 36 record(s)" in traced(at, at.generated / name)[0]
+
+
+def test_a_record_leads_to_itself(at: Places) -> None:
+    path = next(records.files(at.results, "h200"))
+    assert traced(at, path)[-1].split()[0] == records.load(path).content_hash
+
+
+def test_a_local_report_leads_to_both_stores(at: Places) -> None:
+    write([record(session=n, host="feedface", step_ms=12.0 + n) for n in (1, 2)], at.local)
+    report.rebuild(at)
+    said = traced(at, at.local / "h200" / "report" / "fraction.pdf")
+    assert said[0].endswith("made from 38 record(s), one session each, of 2 host(s)")
+    assert said[1] == "commit: none, the file is this machine's own"
+
+
+def test_a_figure_that_was_changed_since_its_commit_says_so(at: Places) -> None:
+    path = at.figures / "heatmap.svg"
+    path.write_text(path.read_text().replace("</svg>", "<!-- --></svg>"))
+    assert traced(at, path)[1].endswith("; the file was changed since")
+
+
+def test_records_that_are_others_than_those_drawn_are_told(at: Places) -> None:
+    write([record(session=4, host=HOST)], at.results)
+    (at.results / "h200" / records.MANIFEST).write_text(records.manifest_text(at.results, "h200"))
+    with pytest.raises(BadRecordError, match=r"made from records [0-9a-f]{16}, which are not those here"):
+        traced(at, at.figures / "fraction.pdf")
+
+
+def test_a_record_edited_since_is_named(at: Places) -> None:
+    path = next(records.files(at.results, "h200"))
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"step_ms": 1.0}))
+    with pytest.raises(BadRecordError, match=f"{path.name}: the content does not match its own hash"):
+        traced(at, at.figures / "fraction.pdf")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("artifact/claims.toml", "carries no hash of records"),
+        ("no/such/file", "there is no file"),
+        ("../outside", "outside this checkout"),
+        ("", "give the file to trace"),
+        ("a\0b", "is not a path"),
+    ],
+)
+def test_what_is_not_ours_is_one_line(at: Places, name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(at.root)
+    (at.root.parent / "outside").write_text("records 0123456789abcdef")
+    with pytest.raises(BadInputError, match=told) as caught:
+        provenance.lines(name, at.local, at)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_figure_and_table_is_traced(path: Path) -> None:
+    assert "made from" in provenance.lines(str(path), HERE.local)[0]
+
+
+def test_the_verb(tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(HERE.root / "artifact"), "RESULTS": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "decodegap", "provenance"],
+        cwd=HERE.root, env=env | {"FILE": "README.md", "GPU": "cpu"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("decode-gap: FILE: README.md: carries no hash of records")
+    assert done.stderr.count("\n") == 1
