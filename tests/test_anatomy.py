@@ -186,31 +186,16 @@ def test_a_record_without_an_anatomy_says_why() -> None:
         anatomy_cli.record_lines(record(outcome="oom", reasons=["out of device memory"]))
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_the_verb_runs_one_cell_and_keeps_nothing_but_the_trace_asked_for(
-    keep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[tuple[str, Path | None]] = []
-
-    def run(tasks: list[plan.Task], store: Path, **_: Any) -> None:
-        task, folder = tasks[0], anatomy_cli.trace_dir()
-        ran.append((task.cell.arm, folder))
-        if folder:
-            folder.mkdir(parents=True)
-            (folder / "qwen2-standin_128_eager.trace.json.gz").touch()
-        made = record(gpu="cpu", model=task.cell.model, ctx=128, protocol=task.protocol, experiment="graphs")
-        found = of(known_trace(), "eager").model_copy(update={"source": "host"})
-        records.write(made.model_copy(update={"anatomy": [found]}), store)
-
-    monkeypatch.setattr(anatomy_cli.runner, "run", run)
+def test_the_verb_runs_one_cell_and_keeps_nothing_but_the_trace_asked_for(tmp_path: Path) -> None:
+    """A real session of a tiny model, in a process of its own as every session."""
     said: list[str] = []
-    anatomy_cli.show({"TRACE": "1"} if keep else {}, "cpu", tmp_path, said.append)
-    assert ran == [("eager", tmp_path / "cpu" / "traces" if keep else None)]
+    anatomy_cli.show({"TRACE": "1", "MODEL": "tiny-qwen2", "CTX": "24"}, "cpu", tmp_path, said.append)
     assert anatomy_cli.trace_dir() is None
-    assert said[0] == "qwen2-standin, ctx 128, float32, arm eager"
+    assert said[0] == "tiny-qwen2, ctx 24, float32, arm eager"
     assert any("residual" in line for line in said)
-    assert said[-1].endswith("eager.trace.json.gz") == keep
-    assert list(tmp_path.glob("**/*.json")) == []
+    assert said[-1].endswith("tiny-qwen2_24_eager.trace.json.gz")
+    kept = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
+    assert kept == ["cpu/traces/tiny-qwen2_24_eager.trace.json.gz"]
 
 
 def test_a_real_step_on_this_cpu_through_the_same_code(tmp_path: Path) -> None:
