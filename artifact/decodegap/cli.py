@@ -228,8 +228,14 @@ def clean(ctx: Context) -> None:
 def lab(ctx: Context) -> None:
     """JupyterLab on the notebooks, on loopback with its token, with this interpreter as the kernel."""
     env = dict(os.environ) | execute.kernel_environment(ctx.store)
-    command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1", f"--notebook-dir={HERE.root}"]
-    subprocess.run([*command, str(HERE.notebooks / "05_paper.ipynb")], env=env, check=False)
+    subprocess.run(lab_command(), env=env, check=False)
+
+
+def lab_command() -> list[str]:
+    """JupyterLab: on loopback whatever a user's own configuration says, with its token, which is the default."""
+    loopback = ("--ServerApp.ip=127.0.0.1", "--ServerApp.allow_remote_access=False")
+    command = [sys.executable, "-m", "jupyterlab", *loopback, f"--notebook-dir={HERE.root}"]
+    return [*command, str(HERE.notebooks / "05_paper.ipynb")]
 
 
 def bench(ctx: Context) -> None:
