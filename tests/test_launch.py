@@ -4,21 +4,22 @@ import csv
 import dataclasses
 import io
 import re
+import shutil
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from factory import checked, grid, pair, record, rehashed, single
+from factory import checked, grid, pair, record, rehashed, single, write
 from matplotlib.figure import Figure
 from test_figures import GOLDEN_MATPLOTLIB, saved, texts
 from test_tables import STUDY, golden
 
-from decodegap import exhibits, figures_launch, frame, launch, numbers, predict, render, stats, style
+from decodegap import exhibits, figures_launch, frame, launch, numbers, plan, predict, render, report, stats, style
 from decodegap import grid as cells
 from decodegap.exhibits import View
 from decodegap.launch import Kept
-from decodegap.paths import Places
+from decodegap.paths import HERE, Places
 from decodegap.records import Record
 
 RATIOS = (2.52, 2.61, 2.55, 2.7, 2.48, 2.66, 2.58, 2.59, 2.63, 3.4)
@@ -320,6 +321,28 @@ def test_a_very_long_bar_is_cut_and_keeps_its_number(paper: View) -> None:
     figure: Figure = exhibits.figure(paper, "anatomy")
     assert "60.00" in texts(figure)
     assert figure.axes[0].get_xlim()[1] < 30
+
+
+def test_a_summary_says_predicted_with_its_range_and_published_for_the_studys_ab(tmp_path: Path) -> None:
+    at = Places(tmp_path / "checkout")
+    at.published.parent.mkdir(parents=True)
+    shutil.copyfile(HERE.published, at.published)
+    write(gpu_records(), at.results)
+
+    def said(gpu: str, planned: Callable[[plan.Request, str], list[plan.Task]]) -> dict[tuple[str, int, str], str]:
+        tasks = planned(plan.request(gpu=gpu), gpu)
+        lines = report.provenance(gpu, tasks, at.local, at)
+        return {(line.cell.model, line.cell.ctx, line.cell.arm): f"{line.kind}: {line.reason}" for line in lines}
+
+    grid_of_h100 = said("h100", plan.baseline)
+    text = grid_of_h100["mistral-7b-v0.3", 2048, "eager"]
+    shape = r"predicted: not quoted, not measured; 0\.\d{3}, 0\.\d{3} to 0\.\d{3} of the published floor"
+    assert re.fullmatch(shape, text)
+    assert grid_of_h100["qwen2.5-7b", 2048, "eager"].startswith("published")
+    assert said("l4", plan.baseline)["qwen2.5-7b", 16384, "eager"].startswith("missing")
+    graphs_of_h100 = said("h100", plan.graphs)
+    assert graphs_of_h100["qwen2.5-7b", 2048, "ab"].startswith("published")
+    assert graphs_of_h100["llama-3.1-8b", 2048, "ab"].startswith("missing")
 
 
 def test_macros_of_the_model_have_the_same_names_without_records(paper: View) -> None:
