@@ -62,6 +62,7 @@ help: ## this list
 #: WEIGHTS=synthetic   or hub, or the path of a checkpoint
 #: figure-NAME table-NAME   one figure or table, such as figure-anatomy or table-grid
 #: REQUIRE=measured    fail if anything is replayed or missing
+#: FILE= CASES=        what to trace, for provenance; how much bad input, for fuzz
 #: PYTHON=python3      use this interpreter as it is and install nothing (an active conda environment likewise)
 #: PIP_ARGS=           more options for pip, split at spaces, such as another index for torch
 

@@ -107,7 +107,7 @@ def _locks_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much the slow suites do, and where what they saw is written."""
     group = parser.getgroup("decode-gap")
-    group.addoption("--kills", type=int, default=10, help="per cent of the fault suite's 200 kills (default: 10)")
+    group.addoption("--kills", type=int, default=5, help="per cent of the fault suite's 200 kills (default: 5)")
     group.addoption("--cases", type=int, default=600, help="fuzz cases in all (default: 600)")
     group.addoption("--seed", type=int, default=0, help="repeat a random test from the seed it printed")
     group.addoption("--faults-table", default="", help="write what the fault suite saw to this file")
