@@ -71,7 +71,9 @@ def test_a_typed_digit_is_found(text: str) -> None:
 
 def test_every_macro_of_the_text_is_generated_or_tex() -> None:
     for name in ("abstract_en", "abstract_ko"):
-        assert webpage.abstract(name)
+        text = webpage.abstract(name)
+        assert not re.search(r"[\\{}]|text[a-z]{3,}", text), text
+        assert "–" in text, "an interval has a dash"
     used = set(typeset.MACRO.findall((HERE.paper / "abstract_en.tex").read_text(encoding="utf-8")))
     korean = set(typeset.MACRO.findall((HERE.paper / "abstract_ko.tex").read_text(encoding="utf-8")))
     assert used == korean, "both abstracts say the same numbers"

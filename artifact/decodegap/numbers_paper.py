@@ -54,9 +54,7 @@ def _arm(mine: Sequence[Record], arm: str, ctx: int, name: str) -> dict[str, str
         f"ArmLaunches{name}": _text(statistics.fmean(a.launches for a in anatomy) if anatomy else None, 0),
     }
     for n in ACTION_TOKENS if ctx == SHORT else ():
-        out[f"ArmRate{letters(str(n))}{name}"] = _text(
-            1e3 / step / n if step else None, 1 if n > ACTION_TOKENS[0] else 0
-        )
+        out[f"ArmRate{letters(str(n))}{name}"] = _text(1e3 / step / n if step else None, 1)
     for part in PARTS:
         found = [a.parts_ms[part] for a in anatomy if part in a.parts_ms]
         out[f"Part{letters(*part.split())}{name}"] = _text(statistics.fmean(found) if found else None, 2)

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from decodegap import records, typeset
+from decodegap import records, render, typeset
 from decodegap.errors import BadInputError
 from decodegap.paths import HERE, Places
 
 TITLE = "Where Does a Decode Step Go?"
 # What the abstracts use of TeX beside the generated macros: a percent sign, an empty group, a dash, a space.
-PLAIN = {"\\%": "%", "{}": "", "---": "—", "--": "–", "~": " ", "\\code": "", "``": "“", "''": "”"}
+PLAIN = {"\\%": "%", "{}": "", "---": "—", "--": "–", "~": " ", "``": "“", "''": "”"}
+PRINTED = {tex: character for character, tex in render.LATEX.items() if character.strip()}
+WIDEST_PX = 940  # of a figure as wide as the text; the others in proportion
 STYLE = """
 body { font: 16px/1.5 Georgia, "Nanum Myeongjo", serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
        color: #111; background: #fff; }
@@ -55,7 +57,10 @@ def plain(text: str, macros: dict[str, str], where: str) -> str:
     def value(match: re.Match[str]) -> str:
         if match[1] not in macros:
             raise BadInputError(f"{where}: \\{match[1]} is not among the generated numbers; run `make tables`")
-        return macros[match[1]]
+        text = macros[match[1]]
+        for tex, character in PRINTED.items():
+            text = text.replace(tex, character)
+        return text
 
     text = re.sub(r"\\([A-Za-z]+)(?:\{\})?", value, text)
     for tex, character in (*PLAIN.items(), ("\\", "")):
@@ -72,10 +77,12 @@ def _cells(at: Places) -> Iterator[Any]:
     yield markdown(f"# {TITLE}\n\nA reproduction report. Every number below is generated from records.")
     yield markdown(f"## Abstract\n\n{abstract('abstract_en', at)}")
     yield markdown(f"## 초록\n\n{abstract('abstract_ko', at)}")
+    widest = max(map(_width, _figures(at)), default=1)
     for figure in _figures(at):
         yield markdown(f"## Figure: {figure.stem}")
         data = {"image/png": base64.b64encode(figure.read_bytes()).decode(), "text/plain": f"figure {figure.stem}"}
-        output = new_output("display_data", data=data)
+        metadata = {"image/png": {"width": round(WIDEST_PX * _width(figure) / widest)}}
+        output = new_output("display_data", data=data, metadata=metadata)
         yield new_code_cell("", outputs=[output])
     for table in sorted(at.generated.glob("*.md")):
         yield markdown(f"## Table: {table.stem}\n\n{table.read_text(encoding='utf-8')}")
@@ -83,6 +90,11 @@ def _cells(at: Places) -> Iterator[Any]:
 
 def _figures(at: Places) -> list[Path]:
     return sorted(at.figures.glob("*.png"))
+
+
+def _width(png: Path) -> int:
+    """Width in pixels, from the PNG's header."""
+    return int.from_bytes(png.read_bytes()[16:20], "big")
 
 
 def _without_random_ids(page: str) -> str:
