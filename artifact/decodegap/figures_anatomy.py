@@ -90,7 +90,7 @@ def parts(bars: Sequence[Bar]) -> "Figure":
         axes.set_yticks([y for y, _ in ticks], [label for _, label in ticks])
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(at - 0.55, -0.6)
-        axes.set_xlim(leftmost * 1.03, rightmost + longest * 0.16)
+        axes.set_xlim(leftmost * 1.03, rightmost * 1.15)
         axes.axvline(0, color="black", linewidth=0.6)
         axes.set_xlabel("Step (ms)")
         shown = [name for name in PART_LOOKS if any(_values(bar.anatomy)[name] for bar in bars)]
