@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,16 +15,21 @@ from factory import grid, record, write
 
 from decodegap import bundle, cli, plan, records, report, review, verdicts
 from decodegap.errors import DecodeGapError
-from decodegap.paths import HERE
+from decodegap.paths import HERE, Places
 
 Member = tuple[tarfile.TarInfo, bytes]
 
 
-@pytest.fixture
-def exported(tmp_path: Path) -> Path:
-    store = tmp_path / "theirs"
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("theirs")
     write(grid("l4", sessions=2), store)
-    return bundle.export("l4", store, tmp_path / "none", tmp_path / "out")
+    return store
+
+
+@pytest.fixture(scope="module")
+def exported(theirs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bundle.export("l4", theirs, theirs / "none", tmp_path_factory.mktemp("out"))
 
 
 def members(path: Path) -> list[Member]:
@@ -46,20 +52,23 @@ def relisted(content: list[Member]) -> list[Member]:
     return [(tarfile.TarInfo(f"l4/{records.MANIFEST}"), lines.encode()), *files]
 
 
-def test_export_is_the_same_bytes_and_names_nobody(exported: Path, tmp_path: Path) -> None:
-    again = bundle.export("l4", tmp_path / "theirs", tmp_path / "none", tmp_path / "again")
+def test_export_is_the_same_bytes_and_names_nobody(theirs: Path, exported: Path, tmp_path: Path) -> None:
+    again = bundle.export("l4", theirs, tmp_path / "none", tmp_path / "again")
     assert again.read_bytes() == exported.read_bytes()
     for member, _ in members(exported):
         assert (member.uid, member.gid, member.uname, member.gname, member.mode) == (0, 0, "", "", 0o644)
     assert len({member.mtime for member, _ in members(exported)}) == 1
 
 
-def test_from_one_clone_to_another_the_tables_are_equal(exported: Path, tmp_path: Path) -> None:
+def test_from_one_clone_to_another_the_tables_are_equal(theirs: Path, exported: Path, tmp_path: Path) -> None:
     local = tmp_path / "ours"
     assert len(bundle.bring(exported, local)) == 24
+    at = Places(tmp_path / "checkout")
+    shutil.copytree(HERE.published.parent, at.published.parent)
+    shutil.copyfile(HERE.claims, at.claims)
     made = []
-    for store in (tmp_path / "theirs", local):
-        report.rebuild(HERE, {"tables"}, store=store, gpu="l4")
+    for store in (theirs, local):
+        report.rebuild(at, {"tables"}, store=store, gpu="l4")
         made.append({path.name: path.read_bytes() for path in (store / "l4" / "report").iterdir()})
     assert made[0] == made[1]
     assert bundle.export("l4", local, tmp_path / "none", tmp_path / "back").read_bytes() == exported.read_bytes()

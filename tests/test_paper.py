@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from decodegap import report, typeset, webpage
+from decodegap import typeset, webpage
 from decodegap.errors import BadInputError
 from decodegap.paths import HERE, Places
 from decodegap.typeset import TypesetError
@@ -162,7 +162,3 @@ def test_the_pdf_embeds_its_fonts_and_can_be_read(built: Places) -> None:
     assert "??" not in text
     assert typeset.macros(built)["PairRatio"] in text
     assert "Artifact appendix" in text
-
-
-def test_the_epoch_is_that_of_the_records() -> None:
-    assert report.epoch_s(report.paper()) > 1_779_926_400
