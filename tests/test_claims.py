@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from factory import grid, record, write
 
-from decodegap import claims, cli, measures, published, records, review, tables_review, tensions, verdicts
+from decodegap import claims, cli, frame, measures, published, records, review, tables_review, tensions, verdicts
 from decodegap.claims import Claim
 from decodegap.errors import BadInputError
 from decodegap.paths import HERE, Places
@@ -276,3 +276,15 @@ def test_costs_are_sums_of_the_records() -> None:
     table = tables_review.costs([record(session=k) for k in (1, 2)], "0" * 64)
     assert table.data[0]["sessions"] == 2
     assert table.data[0]["minutes"] == pytest.approx(2 * 6.0 / 60)
+
+
+def test_actions_are_rates_of_the_measured_step() -> None:
+    arms = {"eager-pinned": 20.0, "graph": 8.0}
+    found = [record(experiment="graphs", arm="ab", arms=arms), record(step_ms=25.0), *grid("cpu", sessions=1)]
+    table = tables_review.actions(frame.build(found), STUDY)
+    rows = {row["arm"]: row for row in table.data}
+    assert set(rows) == {"eager-pinned", "graph", "eager"}, "a CPU's stand-ins are not there"
+    assert rows["graph"]["tokens_per_s"] == pytest.approx(125.0)
+    assert rows["graph"]["actions_8_per_s"] == pytest.approx(125.0 / 8)
+    assert rows["eager"]["actions_256_per_s"] == pytest.approx(40.0 / 256)
+    assert rows["graph"]["j_per_token"] == 6.5
