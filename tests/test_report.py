@@ -224,7 +224,7 @@ def test_the_notebook_runs_in_a_checkout_and_shows_every_figure_at_its_print_siz
     cells = [cell for cell in json.loads(out.read_text())["cells"] if cell["cell_type"] == "code"]
     shown = [output["data"] for cell in cells for output in cell["outputs"] if "data" in output]
     assert sum("image/png" in data for data in shown) == len(DRAWN) + 1
-    assert sum("text/markdown" in data for data in shown) == 8
+    assert sum("text/markdown" in data for data in shown) == 10
     assert names(checkout / "figures") == FIGURES | {"paper.mplstyle"}
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from decodegap import claims, frame, published, records, render, report, tables_review, tensions, verdicts
 from decodegap.paths import HERE, Places
@@ -11,12 +12,26 @@ from decodegap.records import Record
 from decodegap.tensions import Finding
 from decodegap.verdicts import Verdict
 
+if TYPE_CHECKING:
+    from decodegap.exhibits import View
+
 
 def judged(at: Places = HERE, store: Path | None = None, gpu: str = "") -> list[Verdict]:
     """The verdicts over the shipped records, or with those of `gpu` in `store` in place of its shipped ones."""
     study = published.load(at.published)
     yours = records.load_all(store, gpu) if store is not None and gpu else []
     return verdicts.judge(claims.load(at.claims, study), study, report.shipped(at), yours)
+
+
+def show(view: "View", at: Places = HERE) -> Any:
+    """The verdicts over what `view` shows, with the findings, for a notebook to display."""
+    from IPython.display import Markdown
+
+    shipped, yours = ([each.record for each in view.kept if each.store == store] for store in ("shipped", "yours"))
+    found = verdicts.judge(claims.load(at.claims, view.published), view.published, shipped, yours)
+    table = tables_review.claims(found, frame.records_hash(view.frame))
+    findings = tensions.findings(view.published)
+    return Markdown("\n".join([render.markdown(table), "", *(f"- {finding.text}" for finding in findings)]))
 
 
 def lines(found: Sequence[Verdict], findings: Sequence[Finding]) -> Iterator[str]:
