@@ -92,7 +92,7 @@ def from_notebook(names: Mapping[str, Any], at: Places = HERE) -> Views:
     results = given.get("results", "")
     if not isinstance(results, str):
         raise BadInputError(f"results: {results!r} is not a folder")
-    store = Path(results).expanduser().resolve() if results else at.local
+    store = plan.place("RESULTS", results) if results else at.local
     wanted = plan.request(gpu=given.get("gpu", "auto")).gpu
     known = [*_gpus_in(at.results), *_gpus_in(store)]
     gpu = gpus.choose(wanted, gpus.detect() if wanted not in known else [], extra=known)[0].slug
