@@ -260,5 +260,9 @@ def dissection(
 
 
 def write(found: Iterable[Record], store: Path) -> list[Path]:
-    """Write records below `store` as a session would."""
-    return [records.write(item, store) for item in found]
+    """Write records below `store` as a session would, and vouch for them as `publish` does where they ship."""
+    paths = [records.write(item, store) for item in found]
+    if store.name == "results":
+        for base in {path.parents[1] for path in paths}:
+            (base / records.MANIFEST).write_text(records.manifest_text(store, base.name), encoding="utf-8")
+    return paths

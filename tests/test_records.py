@@ -153,3 +153,12 @@ def test_the_shipped_schema_is_the_models() -> None:
     """`artifact/schema/record.schema.json` is exported, never edited."""
     assert HERE.schema.read_text() == records.schema_text()
     assert json.loads(HERE.schema.read_text())["properties"]["cell"]
+
+
+def test_shipped_records_without_their_manifest_are_refused(tmp_path: Path) -> None:
+    """Otherwise deleting the manifest would let records be taken away unseen."""
+    records.write(make_record(), tmp_path)
+    assert len(records.load_all(tmp_path, "h200")) == 1
+    with pytest.raises(BadRecordError, match="nothing vouches"):
+        records.load_shipped(tmp_path, "h200")
+    assert records.load_shipped(tmp_path, "h100") == []

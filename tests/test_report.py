@@ -119,7 +119,7 @@ def test_a_bad_shipped_record_stops_everything_in_one_line_and_changes_no_file(a
     if damage == "edited":
         files[3].write_text(files[3].read_text().replace('"session": 1', '"session": 2'))
     if damage == "unlisted":
-        write([record(session=2)], at.results)
+        records.write(record(session=2), at.results)
     if damage == "gone":
         files[3].unlink()
     if damage == "foreign":

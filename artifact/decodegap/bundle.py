@@ -25,8 +25,9 @@ def export(gpu: str, local: Path, results: Path, folder: Path) -> Path:
     The same records give the same bytes: sorted names, the newest record's time, no owner. Raises `BadInputError`
     where there is nothing to pack, `BadRecordError` for a bad record.
     """
-    store = local if records.load_all(local, gpu) else results
-    found = records.load_all(store, gpu)
+    yours = records.load_all(local, gpu)
+    store = local if yours else results
+    found = yours or records.load_shipped(results, gpu)
     if not found:
         raise BadInputError(f"GPU={gpu}: no records to export; run `make measure GPU={gpu}` first")
     when = max(int(datetime.fromisoformat(record.started_at).timestamp()) for record in found)

@@ -94,7 +94,7 @@ def _here(ctx: Context) -> str:
     if ctx.measurable:
         what = "the CPU stand-ins" if ctx.gpu.slug == "cpu" else ctx.gpu.label
         return f"found {found}; GPU={ctx.request.gpu} measures {what} here"
-    return f"found {found}; GPU={ctx.request.gpu} is not here, so its records are replayed"
+    return f"found {found}; GPU={ctx.request.gpu} is not here, so shipped, published and predicted values are shown"
 
 
 def measure(ctx: Context) -> None:

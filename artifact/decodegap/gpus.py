@@ -84,7 +84,7 @@ def check_slug(slug: str, where: str = "GPU") -> str:
     if not SLUG.fullmatch(slug) or ".." in slug:
         raise BadInputError(
             f"{where}: {slug[:80]!r} is not a name; use lower-case letters, digits, '.' and '-', "
-            f"for example {where.lower()}={'h100' if where == 'GPU' else 'qwen2.5-7b'}"
+            f"for example {where}={'h100' if where == 'GPU' else 'qwen2.5-7b'}"
         )
     return slug
 

@@ -348,6 +348,15 @@ def files(store: Path, gpu: str) -> Iterator[Path]:
     yield from sorted((store / gpu).glob("*/*_s*.json"))
 
 
+def load_shipped(results: Path, gpu: str) -> list[Record]:
+    """Every shipped record of `gpu`; raise as `load_all`, and where the manifest that guards them is gone."""
+    if any(files(results, gpu)) and not (results / gpu / MANIFEST).exists():
+        raise BadRecordError(
+            f"{results / gpu / MANIFEST}: not there, so nothing vouches for the records; restore it with git"
+        )
+    return load_all(results, gpu)
+
+
 def load_all(store: Path, gpu: str) -> list[Record]:
     """Every record of `gpu` in `store`; raise on the first bad, misplaced or (where there is one) unlisted one."""
     listed = _manifest(store / gpu / MANIFEST)

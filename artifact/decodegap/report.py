@@ -80,7 +80,9 @@ def local(gpu: str, store: Path, at: Places = HERE) -> View | None:
 
 def shipped(at: Places = HERE) -> list[Record]:
     """Every shipped record. Raises `BadRecordError` or `StoreError` for the first bad one."""
-    return [record for gpu in _gpus_in(at.results) if gpu != "local" for record in records.load_all(at.results, gpu)]
+    return [
+        record for gpu in _gpus_in(at.results) if gpu != "local" for record in records.load_shipped(at.results, gpu)
+    ]
 
 
 def from_notebook(names: Mapping[str, Any], at: Places = HERE) -> Views:
@@ -166,7 +168,7 @@ def provenance(gpu: str, tasks: Sequence[Task], store: Path, at: Places = HERE) 
     """
     study = published.load(at.published)
     yours = frame.sessions(records.load_all(store, gpu), "yours")
-    theirs = [] if gpu == "cpu" else frame.sessions(records.load_all(at.results, gpu), "shipped")
+    theirs = [] if gpu == "cpu" else frame.sessions(records.load_shipped(at.results, gpu), "shipped")
     rows = [*frame.cells(yours), *frame.cells(theirs)]
     fitted = fit(shipped(at))
     wanted: dict[Cell, int] = {}

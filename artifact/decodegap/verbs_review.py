@@ -17,14 +17,20 @@ def verify(ctx: "Context") -> None:
     """Print and write a verdict for every claim, judged by your records of the GPU if there are any."""
     from decodegap import published, report, review, tensions, verdicts
 
+    if (strict := os.environ.get("STRICT", "")) not in ("", "0", "1"):
+        raise BadInputError(f"STRICT: {strict[:80]!r}; give 1 to fail on a claim that is not reproduced")
     found = review.judged(HERE, ctx.store, ctx.gpu.slug)
     findings = tensions.findings(published.load(HERE.published))
     print("\n".join(review.lines(found, findings)))
     for path in report.rebuild_claims(ctx.gpu.slug, ctx.store, found, findings):
         print(os.path.relpath(path))
     failed = [verdict for verdict in found if verdict.word == verdicts.WORDS[1]]
-    if failed and os.environ.get("STRICT"):
+    if strict != "1":
+        return
+    if failed:
         raise NotMeasuredError(f"STRICT: {len(failed)} claims are not reproduced, first {failed[0].claim.text}")
+    if not any(verdict.gpu == ctx.gpu.slug and verdict.word == verdicts.WORDS[0] for verdict in found):
+        raise NotMeasuredError(f"STRICT: no claim about {ctx.gpu.slug} is measured here, so none is reproduced")
 
 
 def figure(_ctx: "Context") -> None:

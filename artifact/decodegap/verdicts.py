@@ -102,10 +102,10 @@ def _verdict(
     guess = predicted.get((gpu, claim.model or "", claim.ctx or 0, quantity or ""))
     if guess is None:
         return Verdict(claim, gpu, "not measured here", None, None, None, "", needed)
-    if guess.low <= claim.expected <= guess.high:
+    if guess.low <= claim.expected <= guess.high and claim.holds(guess.mid):  # a wide range alone agrees with anything
         text = f"predicted {guess.low:.3g} to {guess.high:.3g}; {needed}"
         return Verdict(claim, gpu, "consistent with prediction", guess.mid, guess.low, guess.high, "predicted", text)
-    text = f"the model predicts {guess.low:.4g} to {guess.high:.4g}, which the claim is outside of; {needed}"
+    text = f"the model predicts {guess.mid:.4g} ({guess.low:.4g} to {guess.high:.4g}), which does not agree; {needed}"
     return Verdict(claim, gpu, "not measured here", guess.mid, guess.low, guess.high, "predicted", text)
 
 
