@@ -127,7 +127,7 @@ def odd_member(dice: random.Random, tar: tarfile.TarFile) -> None:
 
 def test_imported_tars(dice: random.Random, cases: Any, tmp_path: Path) -> None:
     write(grid("h200", sessions=1), tmp_path / "shipped")
-    source = bundle.export("h200", tmp_path / "none", tmp_path / "shipped", tmp_path)
+    source = bundle.export("h200", tmp_path / "shipped", tmp_path / "none", tmp_path)
     whole = source.read_bytes()
     inside = tmp_path / "inside"
     for number in cases("tar"):
