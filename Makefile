@@ -216,7 +216,7 @@ lock: ## make requirements/*.lock and environment.yml from pyproject.toml (asks 
 .PHONY: schema
 schema: ## export the JSON Schema of a record from the code
 	@$(call need,analysis)
-	@"$$PY" -m decodegap.records >artifact/schema/record.schema.json
+	@"$$PY" -m decodegap.schema >artifact/schema/record.schema.json
 
 .PHONY: clean
 clean: ## remove caches and scratch; records, shipped or local, stay

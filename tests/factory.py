@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from decodegap import anatomy, floor, gpus, ledger, models, plan, records, stats
-from decodegap.records import (
+from decodegap.schema import (
     Anatomy,
     Attestation,
     ByteCounts,

@@ -9,9 +9,9 @@ import pytest
 from factory import machine, record
 from factory import series as make_series
 
-from decodegap import anatomy, anatomy_cli, floor, ledger, models, plan, records
+from decodegap import anatomy, anatomy_cli, floor, ledger, models, plan, schema
 from decodegap.errors import BadInputError, NotMeasuredError
-from decodegap.records import Anatomy, Cell, EmptyKernels, Series
+from decodegap.schema import Anatomy, Cell, EmptyKernels, Series
 from decodegap.trace import Interval, Trace
 
 QWEN = models.lookup("qwen2.5-7b")
@@ -146,7 +146,7 @@ def test_the_cost_of_choosing_a_backend_is_the_difference_of_the_enqueues() -> N
 
 def test_the_report_shows_every_part_and_the_residual() -> None:
     found = of(known_trace())
-    stored = Anatomy.model_validate_json(records.canonical(found.model_dump()))  # keys in alphabetical order
+    stored = Anatomy.model_validate_json(schema.canonical(found.model_dump()))  # keys in alphabetical order
     lines = anatomy_cli.report_lines(stored, series("graph", 5.6, 0.05), machine("h200"))
     assert lines == anatomy_cli.report_lines(found, series("graph", 5.6, 0.05), machine("h200"))
     text = "\n".join(lines)

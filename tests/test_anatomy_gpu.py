@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decodegap import anatomy, arms, decode, ledger, models, plan, probes, profiling, timing
-from decodegap.records import Anatomy, Cell
+from decodegap.schema import Anatomy, Cell
 
 pytestmark = [
     pytest.mark.gpu,

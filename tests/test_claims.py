@@ -12,7 +12,7 @@ from decodegap import claims, cli, frame, measures, published, records, review, 
 from decodegap.claims import Claim
 from decodegap.errors import BadInputError
 from decodegap.paths import HERE, Places
-from decodegap.records import Attestation, Record
+from decodegap.schema import Attestation, Record
 from decodegap.verdicts import Verdict
 
 STUDY = published.load(HERE.published)

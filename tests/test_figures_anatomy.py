@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from decodegap import anatomy, figures_anatomy, ledger, published, stats, style
 from decodegap.figures_anatomy import Bar, DispatchPoint, Ratios
 from decodegap.paths import HERE
-from decodegap.records import Anatomy
+from decodegap.schema import Anatomy
 
 STUDY = published.load(HERE.published)
 

@@ -5,7 +5,7 @@ import pytest
 from decodegap import doctor, fitness, gpus
 from decodegap.errors import BadInputError
 from decodegap.fitness import Needs
-from decodegap.records import DeviceState, Machine
+from decodegap.schema import DeviceState, Machine
 
 H200 = gpus.catalogue()["h200"]
 IDLE = {

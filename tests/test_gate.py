@@ -8,7 +8,7 @@ from test_fitness import GOOD, H200, IDLE, RUNNING, good
 
 from decodegap import fitness, gate, gpus, plan, session
 from decodegap.errors import UnsupportedError
-from decodegap.records import ByteCounts
+from decodegap.schema import ByteCounts
 from decodegap.session import Findings
 
 COUNTS = ByteCounts(weights_all=2**33, weights_streamed=2**33, kv=2**27)

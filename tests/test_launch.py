@@ -20,7 +20,7 @@ from decodegap import grid as cells
 from decodegap.exhibits import View
 from decodegap.launch import Kept
 from decodegap.paths import HERE, Places
-from decodegap.records import Record
+from decodegap.schema import Record
 
 RATIOS = (2.52, 2.61, 2.55, 2.7, 2.48, 2.66, 2.58, 2.59, 2.63, 3.4)
 TABLES = ("ab", "ab-sessions", "arms", "anatomy", "ledger", "predictions")

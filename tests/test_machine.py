@@ -15,7 +15,7 @@ import pytest
 
 from decodegap import host, machine
 from decodegap.errors import StoreError
-from decodegap.records import DeviceState, Machine
+from decodegap.schema import DeviceState, Machine
 
 UNPROBED = dict.fromkeys(
     ("before", "after", "read_gb_s", "read_kernel", "read_buffer_mib", "dispatch_us", "dispatch_us_spread")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from decodegap import pairing, plan
 from decodegap.arms import Step
-from decodegap.records import Pair, Protocol, Series
+from decodegap.schema import Pair, Protocol, Series
 
 PROTOCOL = plan.protocol("cpu", "synthetic", "test")
 

@@ -8,7 +8,7 @@ from factory import record
 from decodegap import floor, gpus, ledger, models, predict, published
 from decodegap.errors import NotMeasuredError
 from decodegap.paths import HERE
-from decodegap.records import Anatomy, OperatorTime, Record
+from decodegap.schema import Anatomy, OperatorTime, Record
 
 SMALL_US, A, DISPATCH_US, UNHIDDEN_MS = 3.0, 1.8, 8.0, 0.3
 GAP_US = 0.8

@@ -11,7 +11,7 @@ from factory import record as make_record
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from decodegap import records
+from decodegap import records, schema
 from decodegap.errors import BadRecordError, DecodeGapError, StoreError
 from decodegap.paths import HERE
 
@@ -151,7 +151,7 @@ def test_a_results_folder_that_is_a_file_is_one_line(tmp_path: Path) -> None:
 
 def test_the_shipped_schema_is_the_models() -> None:
     """`artifact/schema/record.schema.json` is exported, never edited."""
-    assert HERE.schema.read_text() == records.schema_text()
+    assert HERE.schema.read_text() == schema.schema_text()
     assert json.loads(HERE.schema.read_text())["properties"]["cell"]
 
 

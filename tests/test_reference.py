@@ -9,7 +9,7 @@ import torch
 
 from decodegap import arms, decode, graphs, models, reference
 from decodegap.arms import Setup
-from decodegap.records import Check
+from decodegap.schema import Check
 
 ARCHITECTURES = ["tiny-qwen2", "tiny-llama", "tiny-mistral"]
 # Random weights of the tiny models attend almost evenly, which hides a wrong position from bf16's errors; from fp32's,

@@ -6,7 +6,7 @@ import pytest
 
 from decodegap import records
 from decodegap.paths import HERE
-from decodegap.records import Record
+from decodegap.schema import Record
 
 # Published floors in ms: (W_all + K) / 4800 GB/s, from the models' own byte counts.
 FLOORS_MS = {

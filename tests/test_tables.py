@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from decodegap import frame, numbers, published, render, tables
 from decodegap.paths import HERE
-from decodegap.records import Record
+from decodegap.schema import Record
 
 GOLDEN = Path(__file__).parent / "golden"
 STUDY = published.load(HERE.published)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from decodegap import floor, ledger, trace
 from decodegap.models import Model
-from decodegap.records import Anatomy, Cell, EmptyKernels, OperatorTime, Series
+from decodegap.schema import Anatomy, Cell, EmptyKernels, OperatorTime, Series
 from decodegap.trace import Trace
 
 if TYPE_CHECKING:

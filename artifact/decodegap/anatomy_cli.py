@@ -8,7 +8,7 @@ from pathlib import Path
 from decodegap import anatomy, gpus, ledger, models, plan, records, runner
 from decodegap.errors import BadInputError, NotMeasuredError
 from decodegap.plan import Task
-from decodegap.records import Anatomy, Cell, Machine, Record, Series
+from decodegap.schema import Anatomy, Cell, Machine, Record, Series
 
 TRACE_DIR_VARIABLE = "DECODE_GAP_TRACE_DIR"  # tells the session's process where to keep traces
 PAIRS = ("ab", "ab-compiled")

@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from decodegap.arms import Step, sdpa_seen
 from decodegap.decode import synchronize
-from decodegap.records import Attestation, Ran
+from decodegap.schema import Attestation, Ran
 
 TOKENS = (11, 12)  # before and after the change; any two tokens of the vocabulary would do
 PROFILES = 2  # a profiler may lose events, and a difference that is real is there again

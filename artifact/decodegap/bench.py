@@ -10,7 +10,7 @@ from pathlib import Path
 
 from decodegap import plan, records, report, runner
 from decodegap.paths import HERE
-from decodegap.records import Record
+from decodegap.schema import Record
 
 REPEATS = 3
 

@@ -11,7 +11,8 @@ from typing import IO
 
 from decodegap import frame, plan, records
 from decodegap.errors import BadInputError, BadRecordError, StoreError
-from decodegap.records import MANIFEST, Record
+from decodegap.records import MANIFEST
+from decodegap.schema import Record
 
 MOST_FILES = 5000
 MOST_BYTES_EACH = 4 * 2**20

@@ -21,6 +21,7 @@ from decodegap import (
     plan,
     records,
     reference,
+    schema,
     timing,
 )
 from decodegap.arms import Setup, Step
@@ -190,7 +191,7 @@ def _refuse_failed(task: Task, names: tuple[str, ...], store: Path, found: "Find
             raise UnsupportedError(f"{name} is not timed, because its check failed: {_failure(results[name])}")
 
 
-def _failure(result: records.Check) -> str:
+def _failure(result: schema.Check) -> str:
     if result.error > result.allowed_multiple * result.eager_error:
         return (
             f"relative error {result.error:.3g} against the reference, more than {result.allowed_multiple} x eager's "

@@ -7,7 +7,7 @@ from pathlib import Path
 from decodegap import fitness, gate, gpus, machine, plan
 from decodegap.fitness import Finding
 from decodegap.gpus import Device, Gpu
-from decodegap.records import Machine
+from decodegap.schema import Machine
 
 MIB = 2**20
 FIT, UNFIT, WRONG = 0, 1, 2

@@ -21,8 +21,8 @@ from decodegap import (
 from decodegap.errors import NotMeasuredError
 from decodegap.launch import Kept
 from decodegap.published import Published
-from decodegap.records import Record
 from decodegap.render import Table
+from decodegap.schema import Record
 
 if TYPE_CHECKING:
     import pandas as pd

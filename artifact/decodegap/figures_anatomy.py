@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 
 from decodegap import draw, predict, style
 from decodegap.published import Value
-from decodegap.records import Anatomy
+from decodegap.schema import Anatomy
 from decodegap.stats import Summary
 
 if TYPE_CHECKING:

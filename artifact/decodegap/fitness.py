@@ -11,7 +11,7 @@ from typing import Literal
 from decodegap import gpus
 from decodegap.gpus import Gpu
 from decodegap.machine import UNREPORTED
-from decodegap.records import DeviceState, Machine
+from decodegap.schema import DeviceState, Machine
 
 # Below this part of the datasheet's bandwidth something is wrong with the card or the probe: plain reads reach 0.90
 # on an H200 (4.34 of 4.8 TB/s) and tuned ones 0.93.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from decodegap import gpus, models, stats
 from decodegap.errors import BadRecordError
-from decodegap.records import Protocol, Record, Series, canonical
 from decodegap.rows import CellRow, SessionRow, Store
+from decodegap.schema import Protocol, Record, Series, canonical
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from decodegap.errors import UnsupportedError
 from decodegap.fitness import Needs
 from decodegap.gpus import Device, Gpu
 from decodegap.plan import Task
-from decodegap.records import Machine
+from decodegap.schema import Machine
 
 MIB = 2**20
 RECORDS_DISK_MIB = 64  # a plan's records, tables and figures take a few MiB

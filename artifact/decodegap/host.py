@@ -25,7 +25,7 @@ TAG_DIGITS = 8
 
 
 def facts() -> dict[str, Any]:
-    """The fields of `records.Machine` that are about the host, by name."""
+    """The fields of `schema.Machine` that are about the host, by name."""
     return {
         "cpu_model": cpu_model(),
         "cores": len(usable_cores()),

@@ -10,8 +10,8 @@ from typing import Any
 
 from decodegap import anatomy, frame, models, plan, stats
 from decodegap.grid import model_label
-from decodegap.records import Anatomy, Attestation, Record
 from decodegap.rows import Store
+from decodegap.schema import Anatomy, Attestation, Record
 from decodegap.stats import Method, Summary
 
 EXPERIMENT = "graphs"

@@ -12,7 +12,7 @@ import psutil
 
 from decodegap import host
 from decodegap.gpus import Device
-from decodegap.records import DeviceState
+from decodegap.schema import DeviceState
 
 # A CUDA context alone takes some hundreds of MiB, an idle card's own bookkeeping far less. More than this, listed
 # for nobody, is a process that the container hides.
@@ -33,7 +33,7 @@ UNREPORTED = "not reported"
 
 
 def describe(device: Device | None, store: Path) -> dict[str, Any]:
-    """Every fixed field of `records.Machine`, by name; `device` None means that the CPU is measured.
+    """Every fixed field of `schema.Machine`, by name; `device` None means that the CPU is measured.
 
     `store` keeps the salt of the host tag. Raises `StoreError` if the salt can be neither read nor made there.
     """

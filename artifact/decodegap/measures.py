@@ -12,8 +12,8 @@ from decodegap import floor, frame, gpus, models
 from decodegap.claims import Claim
 from decodegap.plan import PAPER_CONTEXTS
 from decodegap.published import DTYPE
-from decodegap.records import Anatomy, Record
 from decodegap.rows import CellRow
+from decodegap.schema import Anatomy, Record
 
 Evidence = Mapping[str, Sequence[Record]]  # GPU slug -> its records, all of one store
 

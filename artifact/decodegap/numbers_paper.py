@@ -9,7 +9,7 @@ from decodegap.measures import GRAPH_LAUNCHED
 from decodegap.numbers import NOT_MEASURED, letters
 from decodegap.paths import Places
 from decodegap.published import Published, Quantity
-from decodegap.records import Anatomy, Record, Series
+from decodegap.schema import Anatomy, Record, Series
 from decodegap.tables_review import ACTION_TOKENS
 
 GPU, MODEL, SHORT, LONG = "h200", "qwen2.5-7b", 2048, 16384  # the cell that the text speaks of

@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from decodegap import timing
 from decodegap.arms import Step
 from decodegap.decode import synchronize
-from decodegap.records import Pair, Protocol, Series
+from decodegap.schema import Pair, Protocol, Series
 
 CYCLE = "ABBA"  # within it, both arms lie around the same moment
 BLOCK_STEPS = 5

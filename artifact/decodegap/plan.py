@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 from decodegap import gpus, models
 from decodegap.errors import BadInputError
-from decodegap.records import Cell, Dtype, Experiment, Protocol
+from decodegap.schema import Cell, Dtype, Experiment, Protocol
 
 PROTOCOL_VERSION = 1
 TIMING = "perf_counter_ns around step and device synchronisation; device events around the step"

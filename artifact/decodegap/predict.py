@@ -20,7 +20,7 @@ from decodegap import floor, gpus, ledger, models
 from decodegap.errors import NotMeasuredError
 from decodegap.paths import DATA
 from decodegap.published import DTYPE, Published
-from decodegap.records import Anatomy, Record
+from decodegap.schema import Anatomy, Record
 
 FIT_ARMS = ("eager", "eager-pinned", "graph")  # the arms whose kernels are those of the predicted steps
 HOST_ARMS = ("eager", "eager-pinned")

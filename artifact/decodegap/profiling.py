@@ -16,7 +16,7 @@ from decodegap import records, trace
 from decodegap.arms import Step
 from decodegap.decode import synchronize
 from decodegap.errors import UnsupportedError
-from decodegap.records import EmptyKernels
+from decodegap.schema import EmptyKernels
 from decodegap.trace import Trace
 
 STEPS = 5

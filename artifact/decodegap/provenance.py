@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from decodegap import frame, plan, records, report
 from decodegap.errors import BadInputError, BadRecordError
 from decodegap.paths import HERE, Places
-from decodegap.records import Record
+from decodegap.schema import Record
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from decodegap import records
 from decodegap.errors import BadInputError
-from decodegap.records import MANIFEST, Record
+from decodegap.records import MANIFEST
+from decodegap.schema import Record
 
 
 def publish(gpu: str, local: Path, results: Path) -> list[Path]:

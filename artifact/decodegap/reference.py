@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import Cache, PreTrainedModel
 
-from decodegap.records import Check
+from decodegap.schema import Check
 
 # An arm may be this much further from the reference than the stock step is. Other kernels round elsewhere, which moves
 # the error by some 10 to 20% either way; a dropped bias, a shifted position or a wrong scale multiplies it.

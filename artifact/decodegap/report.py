@@ -18,9 +18,9 @@ from decodegap.launch import SAME_WORK, Kept
 from decodegap.paths import HERE, Places
 from decodegap.plan import Task
 from decodegap.published import Published
-from decodegap.records import Cell, Record
 from decodegap.render import Table
 from decodegap.rows import CellRow
+from decodegap.schema import Cell, Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from decodegap import claims, frame, published, records, render, report, tables_review, tensions, verdicts
 from decodegap.paths import HERE, Places
 from decodegap.published import Published
-from decodegap.records import Record
+from decodegap.schema import Record
 from decodegap.tensions import Finding
 from decodegap.verdicts import Verdict
 

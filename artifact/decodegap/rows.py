@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from decodegap.records import Outcome
+from decodegap.schema import Outcome
 
 Store = Literal["shipped", "yours"]
 

@@ -17,7 +17,7 @@ from decodegap import fitness, gate, gpus, progress, records
 from decodegap.errors import BadInputError, BadRecordError, NotMeasuredError, StoreError
 from decodegap.paths import HERE
 from decodegap.plan import Task, task_to_json
-from decodegap.records import Record
+from decodegap.schema import Record
 
 DEADLINE_S = 900.0  # a session takes seconds; one that hangs this long will not come back
 ATTEMPTS = 3  # a session that dies or is void is measured again this often in all

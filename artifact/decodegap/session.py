@@ -22,7 +22,7 @@ from decodegap import fitness, floor, gpus, host, machine, models, records
 from decodegap.errors import DecodeGapError, WrongGpuError
 from decodegap.paths import DATA, HERE
 from decodegap.plan import Task, task_from_json
-from decodegap.records import (
+from decodegap.schema import (
     Anatomy,
     Attestation,
     ByteCounts,

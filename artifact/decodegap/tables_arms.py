@@ -8,9 +8,9 @@ from decodegap import launch, models
 from decodegap.frame import from_frame, records_hash
 from decodegap.grid import FLOORS, LEGEND, NOT_MEASURED, Fact, model_label
 from decodegap.launch import Kept
-from decodegap.records import Check
 from decodegap.render import Table
 from decodegap.rows import CellRow
+from decodegap.schema import Check
 from decodegap.stats import MIN_FOR_INTERVAL
 from decodegap.tables import DASH, number, share, step_text
 

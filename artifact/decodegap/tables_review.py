@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from decodegap.frame import from_frame, records_hash
 from decodegap.grid import LEGEND, MARKS, model_label
 from decodegap.published import Published
-from decodegap.records import Record
 from decodegap.render import Table
 from decodegap.rows import CellRow
+from decodegap.schema import Record
 from decodegap.tables import DASH, number
 from decodegap.verdicts import Verdict, count
 

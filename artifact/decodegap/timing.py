@@ -8,7 +8,7 @@ import torch
 
 from decodegap.arms import Step
 from decodegap.decode import synchronize
-from decodegap.records import Protocol, Series
+from decodegap.schema import Protocol, Series
 
 MAX_ENERGY_STEPS = 4096  # bounds the cache's growth in the energy loop of a very fast step
 

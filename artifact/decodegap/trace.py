@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from decodegap import ledger
-from decodegap.records import OperatorTime
+from decodegap.schema import OperatorTime
 
 Source = Literal["device", "host"]
 Attributed = Literal["operator", "twin", "name"]

@@ -14,8 +14,8 @@ from decodegap.claims import Claim
 from decodegap.errors import NotMeasuredError
 from decodegap.measures import Evidence
 from decodegap.published import Published
-from decodegap.records import Record
 from decodegap.rows import Store
+from decodegap.schema import Record
 
 Word = Literal["reproduced", "not reproduced", "consistent with prediction", "not measured here"]
 WORDS: tuple[Word, ...] = ("reproduced", "not reproduced", "consistent with prediction", "not measured here")

@@ -7,7 +7,7 @@ from typing import Any
 from factory import record
 
 from decodegap import plan, session
-from decodegap.records import Record
+from decodegap.schema import Record
 
 PADDING = 60_000  # samples in the record, so that serialising, writing and flushing take long enough to be hit
 
