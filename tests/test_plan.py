@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodegap import plan
+from decodegap import parameters, plan
 from decodegap.errors import BadInputError, DecodeGapError
 
 
@@ -109,11 +109,13 @@ def test_a_session_refuses_what_is_not_a_task(text: str) -> None:
 
 def test_an_unknown_notebook_parameter_is_named() -> None:
     with pytest.raises(BadInputError, match=r"'modles' is unknown.*models"):
-        plan.notebook_parameters({"modles": "x", "gpu": "cpu", "plan": plan, "In": [], "_i": ""}, ["gpu", "models"])
+        parameters.notebook_parameters(
+            {"modles": "x", "gpu": "cpu", "plan": plan, "In": [], "_i": ""}, ["gpu", "models"]
+        )
 
 
 def test_known_notebook_parameters_come_back() -> None:
-    assert plan.notebook_parameters({"gpu": "cpu", "plan": plan, "_x": 1}, ["gpu", "models"]) == {"gpu": "cpu"}
+    assert parameters.notebook_parameters({"gpu": "cpu", "plan": plan, "_x": 1}, ["gpu", "models"]) == {"gpu": "cpu"}
 
 
 def test_the_protocol_hash_moves_with_every_field() -> None:

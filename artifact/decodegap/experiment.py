@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decodegap import gpus, plan, runner
+from decodegap import gpus, parameters, plan, runner
 from decodegap.errors import BadInputError
 from decodegap.paths import HERE
 from decodegap.plan import Request, Task
@@ -27,7 +27,7 @@ class Experiment:
 
 def from_notebook(name: str, names: Mapping[str, Any]) -> Experiment:
     """The experiment `name` with the parameters found among a notebook's global `names`; checked strictly."""
-    given = plan.notebook_parameters(names, PARAMETERS)
+    given = parameters.notebook_parameters(names, PARAMETERS)
     results = given.pop("results", "")
     if not isinstance(results, str):
         raise BadInputError(f"results: {results!r} is not a folder")

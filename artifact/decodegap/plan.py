@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -151,10 +151,10 @@ def baseline(req: Request, gpu: str) -> list[Task]:
 
     An interrupted plan then holds whole passes over the grid, not some cells complete and others empty.
     """
-    chosen = _models(req, gpu)
+    chosen = models_of(req, gpu)
     contexts = req.contexts or (CPU_CONTEXTS if gpu == "cpu" else PAPER_CONTEXTS)
-    cells = [_cell(gpu, "baseline", model, ctx, "eager") for model in chosen for ctx in contexts]
-    return _tasks(req, cells, req.sessions or BASELINE_SESSIONS)
+    cells = [cell_of(gpu, "baseline", model, ctx, "eager") for model in chosen for ctx in contexts]
+    return tasks_of(req, cells, req.sessions or BASELINE_SESSIONS)
 
 
 def graphs(req: Request, gpu: str) -> list[Task]:
@@ -166,21 +166,21 @@ def graphs(req: Request, gpu: str) -> list[Task]:
     """
     on_cpu = gpu == "cpu"
     chosen = (
-        _models(req, gpu)
+        models_of(req, gpu)
         if req.models
         else [models.lookup(slug) for slug in (CPU_GRAPH_MODELS if on_cpu else GRAPH_MODELS)]
     )
     contexts = req.contexts or (CPU_CONTEXTS[:1] if on_cpu else GRAPH_CONTEXTS)
 
     def cells(*names: str) -> list[Cell]:
-        return [_cell(gpu, "graphs", model, ctx, arm) for model in chosen for ctx in contexts for arm in names]
+        return [cell_of(gpu, "graphs", model, ctx, arm) for model in chosen for ctx in contexts for arm in names]
 
     first, *pairs = cells("ab-compiled" if on_cpu else "ab")
     others = [] if on_cpu else cells(*USERS_ARMS)
     return [
-        *_tasks(req, cells(CHECK), 1),
-        *_tasks(req, [first], req.sessions or (GRAPH_SESSIONS if on_cpu else PAIR_SESSIONS)),
-        *_tasks(req, [*pairs, *others], req.sessions or GRAPH_SESSIONS),
+        *tasks_of(req, cells(CHECK), 1),
+        *tasks_of(req, [first], req.sessions or (GRAPH_SESSIONS if on_cpu else PAIR_SESSIONS)),
+        *tasks_of(req, [*pairs, *others], req.sessions or GRAPH_SESSIONS),
     ]
 
 
@@ -195,13 +195,15 @@ def sdpa_on(gpu: str, arm: str) -> str:
     return "auto" if gpu == "cpu" or arm in ANY_BACKEND else "flash"
 
 
-def _models(req: Request, gpu: str) -> list[models.Model]:
+def models_of(req: Request, gpu: str) -> list[models.Model]:
+    """The models that `req` asks for, or else the study's on a GPU and the stand-ins on a CPU."""
     if req.models:
         return [models.lookup(slug) for slug in req.models]
     return models.with_role("stand-in" if gpu == "cpu" else "paper")
 
 
-def _cell(gpu: str, experiment: Experiment, model: models.Model, ctx: int, arm: str) -> Cell:
+def cell_of(gpu: str, experiment: Experiment, model: models.Model, ctx: int, arm: str) -> Cell:
+    """The cell with its dtype and SDPA backend; raise `BadInputError` for a context that the model does not have."""
     longest = int(model.config["max_position_embeddings"])
     if ctx > longest:
         raise BadInputError(f"CONTEXTS: {ctx} is beyond the {longest} positions of {model.slug}")
@@ -210,7 +212,8 @@ def _cell(gpu: str, experiment: Experiment, model: models.Model, ctx: int, arm: 
     return Cell(gpu=gpu, experiment=experiment, model=model.slug, ctx=ctx, arm=arm, dtype=dtype, sdpa=sdpa)
 
 
-def _tasks(req: Request, cells: Sequence[Cell], sessions: int) -> list[Task]:
+def tasks_of(req: Request, cells: Sequence[Cell], sessions: int) -> list[Task]:
+    """So many sessions of each cell, the session index outermost."""
     revisions = {slug: weights_revision(req, models.lookup(slug)) for slug in {cell.model for cell in cells}}
     return [
         Task(
@@ -250,25 +253,6 @@ def _checkpoint(folder: Path, model: models.Model) -> Path:
                 raise BadInputError(f"WEIGHTS: {candidate} holds no .safetensors file; pickled weights are not loaded")
             return candidate
     raise BadInputError(f"WEIGHTS: neither {folder / model.slug} nor {folder} holds a config.json")
-
-
-PLAIN_TYPES = (str, int, float, bool, list, dict, tuple, type(None))
-
-
-def notebook_parameters(names: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
-    """The parameters of a notebook whose global names are `names`; raise `BadInputError` for one that is unknown.
-
-    papermill injects whatever it is given, so a misspelt parameter would be ignored in silence. Every plain value in
-    the namespace that IPython did not put there is a parameter; modules and functions are not.
-    """
-    mine = {
-        name: value
-        for name, value in names.items()
-        if not name.startswith("_") and name not in ("In", "Out") and isinstance(value, PLAIN_TYPES)
-    }
-    if unknown := sorted(set(mine) - set(known)):
-        raise BadInputError(f"parameter {unknown[0]!r} is unknown to this notebook; known are {', '.join(known)}")
-    return {name: mine[name] for name in known if name in mine}
 
 
 def task_to_json(task: Task) -> str:

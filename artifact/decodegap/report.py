@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decodegap import frame, gpus, numbers, plan, predict, published, records, render, style
+from decodegap import frame, gpus, numbers, parameters, plan, predict, published, records, render, style
 from decodegap.errors import BadInputError, StoreError
 from decodegap.exhibits import FIGURES, TABLES, View, figure, figures_of, fit, table, tables_of
 from decodegap.grid import EXCLUDED, NOT_QUOTED, Kind
@@ -90,7 +90,7 @@ def from_notebook(names: Mapping[str, Any], at: Places = HERE) -> Views:
 
     Raises `BadInputError` for a parameter that is unknown or of the wrong type, and as `paper` does.
     """
-    given = plan.notebook_parameters(names, PARAMETERS)
+    given = parameters.notebook_parameters(names, PARAMETERS)
     results = given.get("results", "")
     if not isinstance(results, str):
         raise BadInputError(f"results: {results!r} is not a folder")
