@@ -185,8 +185,9 @@ def graphs(req: Request, gpu: str) -> list[Task]:
 
 
 def check_task(task: Task) -> Task:
-    """The check that goes with a task of the graphs experiment: same model, context and protocol."""
-    cell = task.cell.model_copy(update={"arm": CHECK, "sdpa": sdpa_on(task.cell.gpu, CHECK)})
+    """The check that goes with a task: same experiment, model, context and protocol, in the GPU's usual dtype."""
+    gpu = task.cell.gpu
+    cell = task.cell.model_copy(update={"arm": CHECK, "sdpa": sdpa_on(gpu, CHECK), "dtype": dtype_on(gpu)})
     return Task(cell=cell, session=1, protocol=task.protocol, weights_dir=task.weights_dir)
 
 
@@ -202,12 +203,14 @@ def models_of(req: Request, gpu: str) -> list[models.Model]:
     return models.with_role("stand-in" if gpu == "cpu" else "paper")
 
 
-def cell_of(gpu: str, experiment: Experiment, model: models.Model, ctx: int, arm: str) -> Cell:
-    """The cell with its dtype and SDPA backend; raise `BadInputError` for a context that the model does not have."""
+def cell_of(
+    gpu: str, experiment: Experiment, model: models.Model, ctx: int, arm: str, *, dtype: Dtype | None = None
+) -> Cell:
+    """The cell with its SDPA backend, in the GPU's usual dtype if none is given; raise `BadInputError` for a context that the model does not have."""
     longest = int(model.config["max_position_embeddings"])
     if ctx > longest:
         raise BadInputError(f"CONTEXTS: {ctx} is beyond the {longest} positions of {model.slug}")
-    dtype = dtype_on(gpu)
+    dtype = dtype or dtype_on(gpu)
     sdpa = sdpa_on(gpu, arm)
     return Cell(gpu=gpu, experiment=experiment, model=model.slug, ctx=ctx, arm=arm, dtype=dtype, sdpa=sdpa)
 

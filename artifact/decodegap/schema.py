@@ -112,6 +112,30 @@ class Check(Strict):
     passed: bool
 
 
+class Quantised(Strict):
+    """What a quantised session really held, in bytes; `bytes` and the floors of its record are made of these."""
+
+    path: Slug
+    group: int  # weights that share a scale; 0 for a baseline, whose weights are as they were
+    packed: int = Field(ge=0)  # the projections of all layers: codes, scales and zeros, or plain weights
+    kept: int = Field(ge=0)  # read in every step as before: output head, norms, biases
+    dense: int = Field(ge=0)  # the same projections at two bytes a weight (four on a CPU)
+
+
+class Projection(Strict):
+    """One kind of projection on a path, on its own: all layers' in turn, so that weights come from memory."""
+
+    path: Slug
+    kind: str  # q/o, k/v, gate/up, down
+    rows: int = Field(ge=1)  # outputs
+    columns: int = Field(ge=1)  # inputs
+    n_bytes: int = Field(ge=0)  # of one module's weights as held
+    us: float = Field(gt=0)
+    gb_s: float = Field(gt=0)
+    error: float  # relative L2, against the dequantised weights in higher precision
+    dense_error: float  # the same of a dense product with those weights in the path's dtype
+
+
 class OperatorTime(Strict):
     """Device time of the kernels launched under one parent operator, per step; overlaps count once."""
 
@@ -238,6 +262,9 @@ class Record(Strict):
     attestations: list[Attestation] = []
     checks: list[Check] = []
     anatomy: list[Anatomy] = []
+    quantised: Quantised | None = None
+    projections: list[Projection] = []
+    absent: dict[str, str] = {}  # quantised paths that this machine cannot run, and why
     bytes: ByteCounts
     floors_ms: Floors
     peak_gb_s: float | None
