@@ -82,13 +82,13 @@ def measure_single(task: Task, setup: Setup, device: gpus.Device | None, found: 
         step = arms.prepare(task.cell.arm, setup)
     found.before = machine.state(device)
     with found.timed("measure"):
-        found.series.append(timing.measure(task.cell.arm, step, setup.device, task.protocol, _energy(device)))
+        found.series.append(timing.measure(task.cell.arm, step, setup.device, task.protocol, energy_counter(device)))
     found.after = machine.state(device)
     with found.timed("attest"):
         found.ran = attest.ran(step, setup.device)
         if reason := attest.not_fresh(task.cell.arm, step, setup.device):
-            _void(found, reason)
-    _pinned(task, found)
+            found.void(reason)
+    check_backend(task, found)
     if task.cell.experiment != "baseline":
         _dissect(task, [step], setup.device, found)
 
@@ -103,7 +103,7 @@ def measure_pair(task: Task, pair: Pairing, setup: Setup, device: gpus.Device | 
     found.before = machine.state(device)
     with found.timed("measure"):
         *series, ratio = pairing.measure_pair(
-            (pair.first, first), (pair.second, second), setup.device, task.protocol, _energy(device)
+            (pair.first, first), (pair.second, second), setup.device, task.protocol, energy_counter(device)
         )
     found.after = machine.state(device)
     with found.timed("attest"):
@@ -111,8 +111,8 @@ def measure_pair(task: Task, pair: Pairing, setup: Setup, device: gpus.Device | 
         found.attestations.append(seen)
         found.ran = attest.ran(second, setup.device)
     for reason in attest.faults(seen, same_work=pair.same_work):
-        _void(found, reason)
-    _pinned(task, found)
+        found.void(reason)
+    check_backend(task, found)
     if found.outcome != "void":
         found.series, found.pair = series, ratio
     _dissect(task, [first, second], setup.device, found)
@@ -152,7 +152,7 @@ def measure_checks(task: Task, setup: Setup, found: "Findings") -> None:
             except UnsupportedError as error:
                 found.flags.append(f"{name} was not checked: {error}")
                 continue
-            logits = _logits(step)
+            logits = logits_of(step)
         del step  # a graph keeps its own memory, which the next arm may need
         gc.collect()
         if name == "eager":
@@ -163,7 +163,8 @@ def measure_checks(task: Task, setup: Setup, found: "Findings") -> None:
             found.flags.append(f"{name} failed its check: {_failure(result)}")
 
 
-def _logits(step: Step) -> torch.Tensor:
+def logits_of(step: Step) -> torch.Tensor:
+    """A copy of the logits `[1, vocab]` of one step from its context, written over NaN."""
     step.reset()
     step.poison()
     step.run()
@@ -200,16 +201,12 @@ def _failure(result: schema.Check) -> str:
     return f"another token than the reference, which is decided by {result.reference_margin:.3g} standard deviations"
 
 
-def _pinned(task: Task, found: "Findings") -> None:
+def check_backend(task: Task, found: "Findings") -> None:
     """Void the session if another SDPA backend ran than the one it was pinned to."""
     if found.ran and task.cell.sdpa not in ("auto", found.ran.sdpa):
-        _void(found, f"SDPA was pinned to {task.cell.sdpa} but {found.ran.sdpa} ran ({found.ran.evidence})")
+        found.void(f"SDPA was pinned to {task.cell.sdpa} but {found.ran.sdpa} ran ({found.ran.evidence})")
 
 
-def _void(found: "Findings", reason: str) -> None:
-    found.outcome = "void"
-    found.reasons.append(reason)
-
-
-def _energy(device: gpus.Device | None) -> Callable[[], int | None]:
+def energy_counter(device: gpus.Device | None) -> Callable[[], int | None]:
+    """What reads the card's energy counter (mJ); it gives None where there is none."""
     return lambda: machine.energy_mj(device)

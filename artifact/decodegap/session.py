@@ -102,6 +102,11 @@ class Findings:
         finally:
             self.durations_s[phase] = round(time.monotonic() - start, 4)
 
+    def void(self, reason: str) -> None:
+        """Say that what was measured cannot be believed, and why."""
+        self.outcome = "void"
+        self.reasons.append(reason)
+
 
 def run(task: Task, store: Path) -> Record:
     """Measure `task` in this process and return its record (not yet written).
@@ -166,11 +171,6 @@ def _measure(task: Task, device: gpus.Device | None, target: str, store: Path, f
     found.peak_memory_bytes = torch.cuda.max_memory_allocated() if target == "cuda" else host.peak_rss_bytes()
 
 
-def _void(found: Findings, reason: str) -> None:
-    found.outcome = "void"
-    found.reasons.append(reason)
-
-
 def _machine(device: gpus.Device | None, store: Path, found: Findings) -> Machine:
     return Machine(
         **machine.describe(device, store),
@@ -193,10 +193,10 @@ def _judge(seen: Machine, gpu: gpus.Gpu, counts: ByteCounts, found: Findings) ->
             f"{CACHE_MULTIPLE} x the last-level cache of {seen.last_level_cache_mib:.0f} MiB"
         )
     if found.outcome == "oom" and (others := fitness.held_by_others(seen, gpu)):
-        _void(found, others)
+        found.void(others)
     for finding in fitness.findings(seen, gpu):
         if finding.level == "void" and found.outcome in ("ok", "oom"):
-            _void(found, finding.what)
+            found.void(finding.what)
         else:
             found.flags.append(finding.what)
 
