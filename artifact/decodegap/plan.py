@@ -206,7 +206,10 @@ def models_of(req: Request, gpu: str) -> list[models.Model]:
 def cell_of(
     gpu: str, experiment: Experiment, model: models.Model, ctx: int, arm: str, *, dtype: Dtype | None = None
 ) -> Cell:
-    """The cell with its SDPA backend, in the GPU's usual dtype if none is given; raise `BadInputError` for a context that the model does not have."""
+    """The cell with its SDPA backend, in the GPU's usual dtype if none is given.
+
+    Raises `BadInputError` for a context that the model does not have.
+    """
     longest = int(model.config["max_position_embeddings"])
     if ctx > longest:
         raise BadInputError(f"CONTEXTS: {ctx} is beyond the {longest} positions of {model.slug}")
