@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import stepping
@@ -146,3 +147,26 @@ def test_what_ran_is_named_with_its_proof() -> None:
     assert "flash_attention" in seen.evidence
     assert seen.kernels["aten::cat"] > 0
     assert setup.cache.get_seq_length() == setup.ctx
+
+
+@pytest.mark.parametrize(
+    ("name", "counted"),
+    [
+        ("Memset (Device)", "Memset"),
+        ("Memset (Unknown)", "Memset"),
+        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD"),
+        ("void gemm<int>(int*)", "void gemm<int>(int*)"),
+    ],
+)
+def test_what_a_graph_calls_otherwise_is_counted_as_the_same(name: str, counted: str) -> None:
+    event = SimpleNamespace(name=name, device_type=SimpleNamespace(name="CUDA"))
+    assert attest._name(event, on_gpu=True) == counted
+
+
+def test_names_that_begin_alike_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attest, "NAME_LENGTH", len("aten::m"))
+    with torch.inference_mode():
+        step = arms.prepare("eager", stepping.setup())
+        whole, seen = attest.kernels(step, "cpu"), attest.ran(step, "cpu").kernels
+    assert sum(seen.values()) == whole.total()
+    assert len(seen) < len(whole)

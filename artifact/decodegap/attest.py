@@ -13,6 +13,8 @@ from decodegap.schema import Attestation, Ran
 TOKENS = (11, 12)  # before and after the change; any two tokens of the vocabulary would do
 PROFILES = 2  # a profiler may lose events, and a difference that is real is there again
 MOST_NAMED = 3
+NAME_LENGTH = 200  # a kernel's template arguments can fill pages; what tells kernels apart stands first
+CPU_OPERATORS = ("aten::", "bitsandbytes::")  # whose operators count as what ran where there are no kernels
 
 
 def attest(reference: Step, arm: Step, device: str, *, names: tuple[str, str]) -> Attestation:
@@ -100,10 +102,10 @@ def not_fresh(name: str, step: Step, device: str) -> str | None:
 
 
 def kernels(step: Step, device: str) -> Counter[str]:
-    """How often each kernel (on a CPU: each aten operator) runs in one step, by full name.
+    """How often each kernel (on a CPU: each operator) runs in one step, by full name.
 
-    Copies are named by their direction alone: what else the profiler says of them differs between a launched copy and
-    a node of a graph.
+    Copies are named by their direction alone, and memsets by nothing: what else the profiler says of them differs
+    between a launched one and a node of a graph.
     """
     on_gpu = device.startswith("cuda")
     return Counter(filter(None, (_name(event, on_gpu) for event in _profiled(step, device))))
@@ -116,7 +118,10 @@ def ran(step: Step, device: str) -> Ran:
     operators = {name for event in events if (name := _name(event, on_gpu=False))}
     launched = Counter(filter(None, (_name(event, on_gpu) for event in events)))
     sdpa, evidence = sdpa_seen(operators, set(launched) if on_gpu else set())
-    return Ran(sdpa=sdpa, evidence=evidence, kernels={name[:200]: n for name, n in sorted(launched.items())})
+    shown: Counter[str] = Counter()
+    for name, n in sorted(launched.items()):
+        shown[name[:NAME_LENGTH]] += n
+    return Ran(sdpa=sdpa, evidence=evidence, kernels=dict(shown))
 
 
 def _profiled(step: Step, device: str) -> list[Any]:
@@ -136,10 +141,12 @@ def _profiled(step: Step, device: str) -> list[Any]:
 def _name(event: Any, on_gpu: bool) -> str:
     """The name to count `event` under, or nothing if it is no kernel (on a CPU: no operator)."""
     if not on_gpu:
-        return str(event.name) if event.device_type.name == "CPU" and event.name.startswith("aten::") else ""
+        return str(event.name) if event.device_type.name == "CPU" and event.name.startswith(CPU_OPERATORS) else ""
     if event.device_type.name != "CUDA" or getattr(event, "is_user_annotation", False):
         return ""
-    return " ".join(event.name.split()[:2]) if event.name.startswith(("Memcpy", "Memset")) else str(event.name)
+    if event.name.startswith("Memset"):
+        return "Memset"
+    return " ".join(event.name.split()[:2]) if event.name.startswith("Memcpy") else str(event.name)
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
