@@ -51,6 +51,11 @@ class Places:
         return self.paper / "generated"
 
     @property
+    def kernels(self) -> Path:
+        """Libraries that were compiled for this machine's card, ignored by git."""
+        return self.root / ".cache" / "kernels"
+
+    @property
     def paper(self) -> Path:
         """The paper's own text, and what is built from it."""
         return self.root / "paper"

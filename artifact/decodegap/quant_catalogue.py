@@ -45,11 +45,11 @@ _ALL = (
     QuantPath("fp32", "fp32", "float32", bits=32, on_gpu=False, on_cpu=True),
     QuantPath(
         "bnb-nf4", "NF4 (bitsandbytes)", "bfloat16", bits=4 + 32 / 64, group=64,
-        kernels=("gemm_4bit_simt", "gemv_4bit"), operators=("bitsandbytes::",), on_cpu=True,
+        kernels=("gemm_4bit_simt", "kgemm_4bit_inference_naive"), operators=("bitsandbytes::gemm_4bit",), on_cpu=True,
     ),
     QuantPath(
         "bnb-nf4-dq", "NF4, double quantisation", "bfloat16", bits=4 + 8 / 64 + 32 / (64 * 256), group=64,
-        kernels=("gemm_4bit_simt", "gemv_4bit"),
+        kernels=("gemm_4bit_simt", "kgemm_4bit_inference_naive"),
     ),
     QuantPath("awq-marlin", "AWQ (Marlin)", "float16", bits=4 + 20 / 128, group=128, kernels=("Marlin",)),
     QuantPath("gptq-marlin", "GPTQ (Marlin)", "float16", bits=4 + 16 / 128, group=128, kernels=("Marlin",)),
