@@ -4,7 +4,7 @@
 # a $( in it is an unknown GPU or model, not a command. What is measured is decided by the records that are there,
 # never by file times; and nothing runs in parallel, because two measurements on one machine disturb each other.
 
-SHELL := bash
+override SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -12,6 +12,17 @@ SHELL := bash
 MAKEFLAGS += --no-builtin-rules
 
 SETTINGS := GPU MODELS CONTEXTS SESSIONS EXPERIMENTS WEIGHTS REQUIRE MODEL CTX ARM TRACE STRICT FROM PIP_ARGS PYTHON FILE CASES
+
+# A name that is no setting would be ignored in silence, and `gpu=h100` would measure something else.
+strange := $(strip $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name))))
+strange := $(firstword $(filter-out $(SETTINGS),$(strange)))
+ifneq ($(strange),)
+small = $(shell name=$(1); echo "$${name,,}")
+alike := $(strange) $(strange)s $(strange)S $(patsubst %s,%,$(patsubst %S,%,$(strange)))
+meant := $(firstword $(foreach name,$(SETTINGS),$(if $(filter $(alike),$(name) $(call small,$(name))),$(name))))
+hint := $(if $(meant),and $(meant)= is,and `make help` lists those there are)
+$(error decode-gap: $(strange)= is no setting, $(hint); what is meant for other programs goes before `make`)
+endif
 
 GPU ?= auto
 WEIGHTS ?= synthetic
@@ -34,7 +45,8 @@ PY := .venv/bin/python
 OWN_VENV := yes
 endif
 export PY
-need = $(if $(OWN_VENV),requirements/install.sh,"$$PY" requirements/interpreter.py) $(1)
+given := command -v "$$PY" >/dev/null && [ ! -d "$$PY" ] || { echo "decode-gap: PYTHON: there is no program $$PY" >&2; exit 2; }
+need = $(if $(OWN_VENV),requirements/install.sh,$(given); "$$PY" requirements/interpreter.py) $(1)
 
 # A checkout works uninstalled, nothing phones home, and only WEIGHTS=hub may download a model.
 export PYTHONPATH := $(CURDIR)/artifact$(if $(PYTHONPATH),:$(PYTHONPATH))
@@ -51,7 +63,7 @@ unset = env $(addprefix --unset=,$(SETTINGS))
 .PHONY: help
 help: ## this list
 	@echo "usage: make TARGET [SETTING=value ...]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 	@sed -n 's/^#: /  /p' Makefile
 
 #:
@@ -73,7 +85,7 @@ reproduce: ## measure what is missing if this machine can, else replay the shipp
 	@"$$PY" -m decodegap reproduce
 
 .PHONY: measure
-measure: ## only measure, and only on the GPU that was named
+measure: ## only measure: on the GPU that GPU= names or not at all; without GPU= on the card here, else the CPU
 	@$(call need,analysis)
 	@"$$PY" -m decodegap mode --must-measure >/dev/null
 	@$(call need,analysis measure)

@@ -236,7 +236,45 @@ def test_pip_gets_the_users_options_and_cannot_leave_the_venv(clone: Path) -> No
     assert " --find-links wheels --prefer-binary " in first
 
 
-# Settings are text
+@pytest.mark.parametrize("place", ["/no/such/python", "no-such-python", "requirements", "Makefile"])
+def test_an_interpreter_that_is_none_is_one_line(clone: Path, place: str) -> None:
+    refused = make(clone, "status", f"PYTHON={place}")
+    assert refused.returncode == 2
+    first, *rest = refused.stderr.splitlines()
+    assert first == f"decode-gap: PYTHON: there is no program {place}"
+    assert all(line.startswith("make: ***") for line in rest)
+
+
+# Settings are text, and nothing else is a setting
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("gpu=h100", "GPU= is"),
+        ("models=qwen2.5-7b", "MODELS= is"),
+        ("CONTEXT=2048", "CONTEXTS= is"),
+        ("session=3", "SESSIONS= is"),
+        ("GPUS=h100", "GPU= is"),
+        ("CUDA_VISIBLE_DEVICES=1", "`make help` lists those there are"),
+        ("NAME=grid", "`make help` lists those there are"),
+    ],
+)
+def test_a_name_that_is_no_setting_is_refused_before_anything_runs(clone: Path, typed: str, hint: str) -> None:
+    put_python(clone)
+    refused = make(clone, "reproduce", "GPU=h100", typed)
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert refused.stderr.count("\n") == 1
+    assert f"decode-gap: {typed.partition('=')[0]}= is no setting, and {hint};" in refused.stderr
+    assert calls(clone) == []
+
+
+def test_every_setting_is_one_and_a_value_may_hold_spaces_and_signs(clone: Path) -> None:
+    put_python(clone)
+    known = re.findall(r"^SETTINGS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0].split()
+    values = [f"{name}=a b=c gpu=h100" for name in known if name != "PYTHON"]
+    assert make(clone, "help", *values, "SHELL=/bin/sh").returncode == 0
 
 
 @pytest.mark.parametrize("how", ["command line", "environment"])
