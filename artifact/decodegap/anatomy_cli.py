@@ -1,11 +1,10 @@
 """What `make anatomy` does: one cell in a fresh process, and where its step's time goes, for people."""
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from decodegap import anatomy, gpus, ledger, models, plan, records, runner
+from decodegap import anatomy, gpus, ledger, models, plan, records, runner, scratch
 from decodegap.errors import BadInputError, NotMeasuredError
 from decodegap.plan import Task
 from decodegap.schema import Anatomy, Cell, Machine, Record, Series
@@ -69,9 +68,9 @@ def show(env: Mapping[str, str], gpu: str, store: Path, say: Callable[[str], Non
     if traces:
         os.environ[TRACE_DIR_VARIABLE] = str(traces)
     try:
-        with tempfile.TemporaryDirectory(prefix="decode-gap-") as folder:
-            runner.run([asked], Path(folder), say=lambda _: None, attempts=1)
-            record = records.load(records.path_of(Path(folder), asked.cell, asked.session))
+        with scratch.folder() as folder:
+            runner.run([asked], folder, say=lambda _: None, attempts=1)
+            record = records.load(records.path_of(folder, asked.cell, asked.session))
     finally:
         os.environ.pop(TRACE_DIR_VARIABLE, None)
         if before is not None:

@@ -3,12 +3,11 @@
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from decodegap import plan, records, report, runner
+from decodegap import plan, records, report, runner, scratch
 from decodegap.paths import HERE
 from decodegap.schema import Record
 
@@ -19,8 +18,8 @@ def lines(store: Path) -> Iterator[str]:
     """One line a measurement, the quick ones first; real sessions of a tiny model on the CPU, in a scratch store."""
     yield from _imports()
     yield from _phases_of_local_records(store)
-    with tempfile.TemporaryDirectory() as scratch:
-        yield from _sessions(Path(scratch))
+    with scratch.folder() as folder:
+        yield from _sessions(folder)
     began = time.monotonic()
     report.rebuild(HERE, {"figures", "tables"}, store=store)
     yield f"rebuild every table and figure: {time.monotonic() - began:.2f} s"
@@ -36,16 +35,16 @@ def _imports() -> Iterator[str]:
         yield f"start Python and import {module}: {statistics.median(seconds):.2f} s"
 
 
-def _sessions(scratch: Path) -> Iterator[str]:
+def _sessions(store: Path) -> Iterator[str]:
     req = plan.request(gpu="cpu", models="tiny-llama", contexts="64", sessions=REPEATS)
     tasks = plan.baseline(req, "cpu")
     began = time.monotonic()
-    done = runner.run(tasks, scratch, say=lambda _: None)
+    done = runner.run(tasks, store, say=lambda _: None)
     whole_s = (time.monotonic() - began) / len(tasks)
     found = [records.load(path) for path in done.measured]
     yield f"a session of a tiny model, start to record: {whole_s:.2f} s; {_phases(found, whole_s)}"
     began = time.monotonic()
-    runner.run(tasks, scratch, say=lambda _: None)
+    runner.run(tasks, store, say=lambda _: None)
     yield f"find {len(tasks)} measured sessions: {(time.monotonic() - began) * 1e3:.0f} ms"
 
 

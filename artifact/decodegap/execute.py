@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from decodegap import errors, progress, records
+from decodegap import errors, progress, records, scratch
 from decodegap.errors import DecodeGapError, MissingPackageError
 from decodegap.paths import HERE
 
@@ -112,8 +112,8 @@ def _to_html(executed: Path) -> None:
 @contextlib.contextmanager
 def _sockets() -> Iterator[dict[str, str]]:
     """Where kernel and client meet: sockets in a private folder for as long as they live, no TCP port."""
-    with tempfile.TemporaryDirectory(prefix="decode-gap-") as folder:
-        at = Path(folder) / "kernel"
+    with scratch.folder() as folder:
+        at = folder / "kernel"
         settings = {"transport": "ipc", "connection_file": f"{at}.json"}
         if len(f"{at}-00000") < SOCKET_PATH_MAX:
             settings["ip"] = str(at)

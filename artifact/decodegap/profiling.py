@@ -3,7 +3,6 @@
 import gzip
 import json
 import statistics
-import tempfile
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from decodegap import records, trace
+from decodegap import records, scratch, trace
 from decodegap.arms import Step
 from decodegap.decode import synchronize
 from decodegap.errors import UnsupportedError
@@ -100,8 +99,8 @@ def _chrome(one: Callable[[], None], device: str, steps: int, *, shapes: bool) -
         for _ in range(steps):
             with record_function(trace.STEP_MARK):
                 one()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
+    with scratch.folder() as folder:
+        path = folder / "trace.json"
         seen.export_chrome_trace(str(path))
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     return data

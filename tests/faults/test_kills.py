@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,7 @@ def test_kills_of_real_sessions_their_kernel_and_papermill(
     assert sorted((r.cell.file_name(r.session)) for r in found) == sorted(t.cell.file_name(t.session) for t in tasks)
     assert all(runner.valid_record(task, store) for task in tasks)
     assert len({tuple(killing.samples(path)) for path in records.files(store, "cpu")}) == len(tasks)
+    assert not list(Path(tempfile.gettempdir()).glob("decode-gap-*/")), "the last run swept what the killed ones left"
     assert not list(store.rglob("*.partial"))
 
 
