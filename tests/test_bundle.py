@@ -167,8 +167,14 @@ NOISE = {
     "gzip": "not a plain tar",
     "noise": "not a plain tar",
     "missing": "cannot be read",
-    "folder": "cannot be read",
+    "folder": "is no plain file",
     "truncated": "not a plain tar",
+    "pipe": "is no plain file",
+    "device-file": "is no plain file",
+    "text-after": "more follows after the end",
+    "zeros-after": "more follows after the end",
+    "tar-after": "more follows after the end",
+    "odd-block": "more follows after the end",
 }
 
 
@@ -191,6 +197,16 @@ def test_bombs_and_noise_are_refused_at_once_with_little_memory(exported: Path, 
         bad.write_bytes(os.urandom(4096))
     if kind == "folder":
         bad.mkdir()
+    if kind == "pipe":
+        os.mkfifo(bad)
+    if kind == "device-file":
+        bad.symlink_to("/dev/zero")
+    whole = exported.read_bytes()
+    tails = {"text-after": b"x", "zeros-after": bytes(2**20), "tar-after": whole}
+    if kind in tails:
+        bad.write_bytes(whole + tails[kind])
+    if kind == "odd-block":  # where the next member would begin
+        bad.write_bytes(whole.rstrip(b"\0") + bytes(-len(whole.rstrip(b"\0")) % 512) + b"odd" * 512 + bytes(1024))
     if kind == "truncated":
         bad.write_bytes(exported.read_bytes()[:5000])
     code = (
@@ -218,6 +234,19 @@ def test_records_that_are_here_and_differ_are_not_overwritten(exported: Path, tm
         bundle.bring(exported, tmp_path / "ours")
     assert mine.read_bytes() == before
     assert len(list((tmp_path / "ours").rglob("*.json"))) == 1
+
+
+def test_records_of_another_gpu_than_the_one_asked_for_are_refused(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESULTS", str(tmp_path / "ours"))
+    monkeypatch.setenv("FROM", str(exported))
+    monkeypatch.setenv("GPU", "h100")
+    assert cli.main(["import"]) == 2
+    assert "holds records of l4, and GPU=h100 asks for another's" in capsys.readouterr().err
+    assert not (tmp_path / "ours").exists()
+    monkeypatch.setenv("GPU", "l4")
+    assert cli.main(["import"]) == 0
 
 
 def test_import_without_a_file_and_export_without_records_are_one_line(

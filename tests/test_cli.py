@@ -1,5 +1,6 @@
 """What a user sees at the command line: modes, status, replay, and one clear line for a mistake."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -7,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from conftest import FakeNvml, card
+from factory import record, write
 
-from decodegap import records
+from decodegap import cli, records
 from decodegap.paths import HERE
 
 H100 = card(name="NVIDIA H100 80GB HBM3", memory_mib=81559, bus_width=5120, max_memory_clock=2619)
@@ -33,11 +35,14 @@ def run(verb: str, *args: str, env: Mapping[str, str]) -> subprocess.CompletedPr
         ({"GPU": "../x"}, "'../x'"),
         ({"GPU": "$(id)"}, "'$(id)'"),
         ({"MODELS": "gpt-9"}, "'gpt-9'"),
+        ({"MODELS": ","}, "','"),
         ({"MODELS": "../models/x"}, "'../models/x'"),
         ({"CONTEXTS": "many"}, "'many'"),
         ({"CONTEXTS": "999999"}, "999999"),
         ({"SESSIONS": "0"}, "'0'"),
         ({"EXPERIMENTS": "nothing"}, "'nothing'"),
+        ({"EXPERIMENTS": ","}, "','"),
+        ({"RESULTS": __file__}, "is no folder"),
         ({"WEIGHTS": "/no/such/folder"}, "'/no/such/folder'"),
         ({"REQUIRE": "everything"}, "'everything'"),
     ],
@@ -109,6 +114,35 @@ def test_publishing_needs_real_records(fake_nvml: FakeNvml, tmp_path: Path) -> N
         done = run("publish", env=fake_nvml.env(GPU=gpu, RESULTS=str(tmp_path)))
         assert done.returncode == 2
         assert why in done.stderr
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("verb", "told"), [("measure", "what was measured is kept"), ("figures", "nothing is left half-written")]
+)
+def test_stopping_says_what_is_kept_and_only_where_something_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, sent: int, verb: str, told: str
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    for name in ("GPU", "MODELS", "CONTEXTS", "SESSIONS", "EXPERIMENTS", "WEIGHTS", "REQUIRE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RESULTS", str(tmp_path))
+    monkeypatch.setitem(cli.VERBS, verb, lambda _ctx: signal.raise_signal(sent))
+    try:
+        assert cli.main([verb]) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told in capsys.readouterr().err
+
+
+def test_a_card_that_only_local_records_know_has_a_name(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """Records of a card outside the catalogue, imported or moved here, can be asked for."""
+    absent = run("status", env=fake_nvml.env(RESULTS=str(tmp_path), GPU="test-card"))
+    assert absent.returncode == 2
+    write([record(gpu="test-card")], tmp_path)
+    known = run("status", env=fake_nvml.env(RESULTS=str(tmp_path), GPU="test-card", MODELS="qwen2.5-7b"))
+    assert known.returncode == 0, known.stderr
+    assert "baseline qwen2.5-7b ctx 2048 eager session 1: measured" in known.stdout
 
 
 def test_nothing_of_the_checkout_was_touched() -> None:

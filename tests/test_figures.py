@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -16,7 +17,8 @@ from matplotlib.figure import Figure
 from test_tables import GOLDEN, STUDY, cpu, golden, shipped, yours
 
 from decodegap import figures, frame, style
-from decodegap.paths import HERE
+from decodegap.errors import BadInputError
+from decodegap.paths import HERE, Places
 
 logging.getLogger("fontTools").setLevel(logging.WARNING)  # one line a table of a font otherwise
 
@@ -50,6 +52,18 @@ def test_figures_have_the_golden_bytes(made: dict[str, Figure], name: str) -> No
     if version("matplotlib") != GOLDEN_MATPLOTLIB:
         pytest.skip(f"golden pictures are of matplotlib {GOLDEN_MATPLOTLIB}")
     golden(f"{name}.svg", saved(made[name], "svg"))
+
+
+@pytest.mark.parametrize("text", [None, b"\xff\xfe\x00"])
+def test_without_the_style_sheet_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes | None
+) -> None:
+    monkeypatch.setattr(style, "HERE", Places(tmp_path))
+    if text is not None:
+        (tmp_path / "figures").mkdir()
+        (tmp_path / "figures" / "paper.mplstyle").write_bytes(text)
+    with pytest.raises(BadInputError, match=r"^figures/paper\.mplstyle: cannot be read: .*restore it with git$"):
+        figures.cpu(frame.build([], cpu()))
 
 
 def test_goldens_are_all_used() -> None:

@@ -48,6 +48,8 @@ def test_narrowing_takes_text_or_lists_and_aliases() -> None:
         ({"models": "gpt-9"}, "'gpt-9'"),
         ({"models": "../../etc"}, "'../../etc'"),
         ({"models": 3.5}, "3.5"),
+        ({"models": ","}, "','"),
+        ({"contexts": " , "}, "' , '"),
         ({"contexts": "2k"}, "'2k'"),
         ({"contexts": "0"}, "'0'"),
         ({"contexts": "-1"}, "'-1'"),

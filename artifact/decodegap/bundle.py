@@ -17,6 +17,7 @@ from decodegap.schema import Record
 MOST_FILES = 5000
 MOST_BYTES_EACH = 4 * 2**20
 MOST_BYTES = 256 * 2**20
+LONGEST_END = 2 * tarfile.RECORDSIZE  # bytes after the last member: two empty blocks, filled up to a whole record
 NAME = re.compile(r"([a-z0-9][a-z0-9.-]{0,63})/(?:MANIFEST\.sha256|[a-z]{1,32}/[a-z0-9][a-z0-9._-]{0,199}\.json)")
 
 
@@ -51,19 +52,25 @@ def add(tar: tarfile.TarFile, name: str, content: bytes, mtime: int, mode: int =
     tar.addfile(member, io.BytesIO(content))
 
 
-def bring(source: Path, local: Path) -> list[Path]:
+def bring(source: Path, local: Path, gpu: str = "auto") -> list[Path]:
     """Check the tar `source` and write its records below `local`, under their own GPU; return the files.
+
+    `gpu` is whose records are wanted, `auto` for any.
 
     Nothing is unpacked before its name, kind and size are known to be possible, and nothing is written before every
     record is known to be whole, listed, of this protocol, and no other than what `local` holds. Raises `BadInputError`,
     `BadRecordError` or `StoreError`, one line each.
     """
     try:
+        if not source.is_file() and source.exists():  # opening a pipe would wait for its other end
+            raise BadInputError(f"FROM: {source} is no plain file; give the tar that `make export` wrote")
         with source.open("rb") as handle:
             content = dict(_members(handle, source))
-    except OSError as error:
-        raise StoreError(f"FROM: {source} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"FROM: {source} cannot be read: {getattr(error, 'strerror', error)}") from None
     found = _records(content, source)
+    if gpu not in ("auto", found[0].cell.gpu):
+        raise BadInputError(f"FROM: {source}: holds records of {found[0].cell.gpu}, and GPU={gpu} asks for another's")
     frame.build([], found)  # contradictory or mixed records would stop every table later
     for record in found:
         path = records.path_of(local, record.cell, record.session)
@@ -101,6 +108,9 @@ def _members(handle: IO[bytes], source: Path) -> Iterator[tuple[str, bytes]]:
                 seen.add(member.name)
                 taken = tar.extractfile(member)
                 yield member.name, taken.read(MOST_BYTES_EACH) if taken else b""
+            handle.seek(tar.offset)  # tarfile stops at the first empty or odd block, and never looks further
+            if (rest := handle.read(LONGEST_END + 1)).strip(b"\0") or len(rest) > LONGEST_END:
+                raise BadInputError(f"FROM: {source}: more follows after the end of the tar, so it was not exported")
     except tarfile.TarError:
         raise BadInputError(f"FROM: {source} is not a plain tar as `make export` writes it") from None
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from decodegap import execute, experiment, gpus, plan, publish, runner, verbs_review
+from decodegap import execute, experiment, gpus, plan, publish, records, runner, verbs_review
 from decodegap.errors import (
     BadInputError,
     BadRecordError,
     DecodeGapError,
     NotFitError,
     NotMeasuredError,
+    StoreError,
     WrongGpuError,
 )
 from decodegap.gpus import Device, Gpu
@@ -41,7 +42,7 @@ class Context:
         """Whether the GPU asked for is this machine's, so that `reproduce` measures rather than replays."""
         try:
             gpus.require(self.request.gpu, self.devices)
-        except WrongGpuError:
+        except (WrongGpuError, BadInputError):  # a card that is not here, or that only records know
             return False
         return True
 
@@ -55,24 +56,32 @@ def context(env: Mapping[str, str]) -> Context:
         sessions=env.get("SESSIONS", ""),
         weights=env.get("WEIGHTS", "") or "synthetic",
     )
-    names = tuple(env.get("EXPERIMENTS", "").replace(",", " ").split()) or tuple(experiment.PLANS)
+    names = tuple(plan.items("EXPERIMENTS", env.get("EXPERIMENTS", ""))) or tuple(experiment.PLANS)
     for name in names:
         if name not in experiment.PLANS:
             raise BadInputError(f"EXPERIMENTS: {name!r} is none of {', '.join(experiment.PLANS)}")
     if env.get("REQUIRE", "") not in ("", "measured"):
         raise BadInputError(f"REQUIRE: {env['REQUIRE']!r}; the only requirement there is, is REQUIRE=measured")
+    store = experiment.store(env.get("RESULTS", ""))
+    for folder in (HERE.results, store):
+        if folder.exists() and not folder.is_dir():
+            raise StoreError(f"{folder}: is no folder, and records are kept in one there; move it away")
     devices = gpus.detect()
-    shipped = [folder.name for folder in HERE.results.glob("*") if folder.name != HERE.local.name]
-    gpu, device = gpus.choose(req.gpu, devices, extra=shipped)
+    gpu, device = gpus.choose(req.gpu, devices, extra=[*_kept(HERE.results), *_kept(store)])
     return Context(
         request=req,
         devices=devices,
         gpu=gpu,
         device=device,
-        store=experiment.store(env.get("RESULTS", "")),
+        store=store,
         experiments=names,
         require_measured=bool(env.get("REQUIRE")),
     )
+
+
+def _kept(store: Path) -> list[str]:
+    """The GPUs that `store` has records of."""
+    return [folder.name for folder in store.glob("[!.]*/") if any(records.files(store, folder.name))]
 
 
 def tasks(ctx: Context) -> list[Task]:
@@ -262,6 +271,7 @@ VERBS: dict[str, Callable[[Context], None]] = {
     "lab": lab,
     **verbs_review.VERBS,
 }
+MEASURING = ("measure", "reproduce")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -284,6 +294,8 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print("decode-gap: stopped; what was measured is kept, and the same command goes on from here", file=sys.stderr)
+        kept = "what was measured is kept, and the same command goes on from here"
+        said = kept if args.verb in MEASURING else "nothing is left half-written; the same command starts again"
+        print(f"decode-gap: stopped; {said}", file=sys.stderr)
         return 130
     return 0

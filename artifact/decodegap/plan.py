@@ -69,17 +69,21 @@ def request(
     kind, folder = _weights(weights)
     return Request(
         gpu=gpus.check_slug(gpu),
-        models=tuple(dict.fromkeys(_model(item) for item in _items("MODELS", models))),
-        contexts=tuple(dict.fromkeys(_positive("CONTEXTS", item, 16_777_216) for item in _items("CONTEXTS", contexts))),
+        models=tuple(dict.fromkeys(_model(item) for item in items("MODELS", models))),
+        contexts=tuple(dict.fromkeys(_positive("CONTEXTS", item, 16_777_216) for item in items("CONTEXTS", contexts))),
         sessions=_positive("SESSIONS", sessions, MAX_SESSIONS) if sessions not in ("", None) else 0,
         weights=kind,
         weights_dir=folder,
     )
 
 
-def _items(name: str, value: Any) -> list[Any]:
+def items(name: str, value: Any) -> list[Any]:
+    """The values of parameter `name`, a list or text with commas or spaces; empty where it is empty, else raise."""
     if isinstance(value, str):
-        return value.replace(",", " ").split()
+        found = value.replace(",", " ").split()
+        if value.strip() and not found:
+            raise BadInputError(f"{name}: {value[:80]!r} names nothing; leave it empty for all of them")
+        return found
     if isinstance(value, list | tuple):
         return list(value)
     if value is None:

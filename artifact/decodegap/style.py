@@ -10,6 +10,7 @@ import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from decodegap.errors import BadInputError
 from decodegap.paths import HERE
 
 Format = Literal["pdf", "png", "svg"]
@@ -39,8 +40,15 @@ def look(index: int) -> tuple[str, str, Any]:
 
 @contextmanager
 def paper() -> Iterator[None]:
-    """Matplotlib's defaults plus the paper's style sheet, whatever a user's own matplotlibrc says; restored after."""
-    style = mpl.rc_params_from_file(str(HERE.figures / "paper.mplstyle"), use_default_template=False)
+    """Matplotlib's defaults plus the paper's style sheet, whatever a user's own matplotlibrc says; restored after.
+
+    Raises `BadInputError` where the style sheet is not there.
+    """
+    try:
+        style = mpl.rc_params_from_file(str(HERE.figures / "paper.mplstyle"), use_default_template=False)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadInputError(f"figures/paper.mplstyle: cannot be read: {why}; restore it with git") from None
     defaults = {k: v for k, v in mpl.rcParamsDefault.items() if not k.startswith(("backend", "interactive"))}
     with mpl.rc_context({**defaults, **style}):
         yield

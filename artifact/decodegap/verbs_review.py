@@ -1,7 +1,6 @@
 """What make's reviewing targets do: verdicts, one table or figure, the paper, records that travel, the archive."""
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decodegap.errors import BadInputError, NotMeasuredError
@@ -95,12 +94,12 @@ def export(ctx: "Context") -> None:
 
 def bring(ctx: "Context") -> None:
     """Check the tar that FROM names and take its records into the local store."""
-    from decodegap import bundle
+    from decodegap import bundle, plan
 
     source = os.environ.get("FROM", "")
     if not source:
         raise BadInputError("FROM: names no file; `make import FROM=their.tar` takes what `make export` wrote")
-    print(bundle.describe(bundle.bring(Path(source).expanduser(), ctx.store), ctx.store))
+    print(bundle.describe(bundle.bring(plan.place("FROM", source), ctx.store, ctx.request.gpu), ctx.store))
 
 
 def archive(_ctx: "Context") -> None:
