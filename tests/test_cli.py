@@ -10,8 +10,8 @@ import pytest
 from conftest import FakeNvml, card
 from factory import record, write
 
-from decodegap import cli, records
-from decodegap.paths import HERE
+from decodegap import cli, records, webpage
+from decodegap.paths import HERE, Places
 
 H100 = card(name="NVIDIA H100 80GB HBM3", memory_mib=81559, bus_width=5120, max_memory_clock=2619)
 H100_PCIE = card(name="NVIDIA H100 PCIe", memory_mib=81559, cuda_cores=114 * 128)
@@ -133,6 +133,16 @@ def test_stopping_says_what_is_kept_and_only_where_something_was_measured(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert told in capsys.readouterr().err
+
+
+def test_a_part_of_the_bundle_that_is_gone_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in ("GPU", "MODELS", "CONTEXTS", "SESSIONS", "EXPERIMENTS", "WEIGHTS", "REQUIRE", "RESULTS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(cli.VERBS, "paper", lambda _ctx: webpage.build(Places(tmp_path)))
+    assert cli.main(["paper"]) == 2
+    assert "abstract_en.tex: No such file or directory; restore it with git" in capsys.readouterr().err
 
 
 def test_a_card_that_only_local_records_know_has_a_name(fake_nvml: FakeNvml, tmp_path: Path) -> None:

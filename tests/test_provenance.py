@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from factory import grid, record, write
 
-from decodegap import provenance, records, report
+from decodegap import provenance, records, report, typeset, webpage
 from decodegap.errors import BadInputError, BadRecordError
 from decodegap.paths import HERE, Places
 
 HOST = "0badcafe"
-SHIPPED = sorted([*HERE.figures.glob("*.pdf"), *HERE.generated.glob("*.md")])
+SHIPPED = sorted([*HERE.figures.glob("*.pdf"), *HERE.figures.glob("*.png"), *HERE.generated.iterdir()])
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,21 @@ def test_what_is_not_ours_is_one_line(at: Places, name: str, told: str, monkeypa
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_the_page_leads_to_the_records_behind_it(at: Places) -> None:
+    shutil.copytree(HERE.paper, at.paper, dirs_exist_ok=True, ignore=shutil.ignore_patterns("generated", "build"))
+    assert "made from 36 record(s)" in traced(at, webpage.build(at))[0]
+
+
+@pytest.mark.skipif(bool(typeset.missing_tools()), reason="TeX is not installed (.ci/run installs it)")
+@pytest.mark.slow
+def test_the_pdf_leads_to_the_records_behind_it(at: Places) -> None:
+    shutil.copytree(HERE.paper, at.paper, dirs_exist_ok=True, ignore=shutil.ignore_patterns("generated", "build"))
+    said = traced(at, typeset.pdf(1_780_000_000, at))
+    assert "made from 36 record(s)" in said[0]
+    assert said[1] == "commit: none, the file is this machine's own"
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_every_shipped_figure_and_table_is_traced(path: Path) -> None:
     assert "made from" in provenance.lines(str(path), HERE.local)[0]
 

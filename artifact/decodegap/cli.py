@@ -293,6 +293,11 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"decode-gap: {error.filename}: {error.strerror}; restore it with git, or mend its rights", file=sys.stderr)
+        return DecodeGapError.exit_code
     except KeyboardInterrupt:
         kept = "what was measured is kept, and the same command goes on from here"
         said = kept if args.verb in MEASURING else "nothing is left half-written; the same command starts again"

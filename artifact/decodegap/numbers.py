@@ -77,6 +77,7 @@ def predictions(fitted: predict.Model | None, published: Published) -> dict[str,
 
 def latex(numbers: dict[str, str], records: str) -> str:
     """`numbers` as LaTeX macro definitions; `newcommand` refuses a name that already means something."""
+    numbers = numbers | {"RecordsHash": records}  # the PDF carries it, so that it can be traced
     lines = [f"\\newcommand{{\\{name}}}{{{latex_escape(text)}}}" for name, text in sorted(numbers.items())]
     return "\n".join([f"% records {records}", *lines, ""])
 

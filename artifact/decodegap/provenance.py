@@ -24,7 +24,7 @@ from decodegap.schema import Record
 if TYPE_CHECKING:
     import pandas as pd
 
-STAMP = re.compile(rb"[Rr]ecords:?\s*(?:sha256:)?\s*([0-9a-f]{64}|[0-9a-f]{16})(?![0-9a-f])")
+STAMP = re.compile(rb"[Rr]ecords\"?:?\s*\"?(?:sha256:)?\s*([0-9a-f]{64}|[0-9a-f]{16})(?![0-9a-f])")
 HASH = re.compile(r"[0-9a-f]{64}")
 STREAM = re.compile(rb"stream\r?\n(.*?)endstream", re.DOTALL)
 LARGEST = 100_000_000  # bytes; nothing that the bundle makes comes near
