@@ -17,6 +17,7 @@ from decodegap.schema import Record
 
 GOLDEN = Path(__file__).parent / "golden"
 STUDY = published.load(HERE.published)
+HASH = re.compile(rb"\b[0-9a-f]{64}\b|(?<=Records: )[0-9a-f]{16}\b")
 
 
 def shipped() -> list[Record]:
@@ -35,8 +36,12 @@ def cpu() -> list[Record]:
 
 
 def golden(name: str, content: bytes) -> None:
-    """Hold `content` against the committed file; `UPDATE_GOLDEN=1` accepts it as the new one."""
+    """Hold `content` against the committed file; `UPDATE_GOLDEN=1` accepts it as the new one.
+
+    Hashes are blanked: those of made-up records change whenever a record gets a field, and prove nothing here.
+    """
     path = GOLDEN / name
+    content = HASH.sub(lambda found: b"0" * len(found[0]), content)
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)

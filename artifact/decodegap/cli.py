@@ -296,7 +296,8 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        print(f"decode-gap: {error.filename}: {error.strerror}; restore it with git, or mend its rights", file=sys.stderr)
+        way_out = "restore it with git, or mend its rights"
+        print(f"decode-gap: {error.filename}: {error.strerror}; {way_out}", file=sys.stderr)
         return DecodeGapError.exit_code
     except KeyboardInterrupt:
         kept = "what was measured is kept, and the same command goes on from here"
