@@ -6,10 +6,12 @@ measured.
 """
 
 import argparse
+import contextlib
 import hashlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -94,51 +96,60 @@ def load(name: str) -> Any:
     return getattr(torch.ops, extension.namespace)
 
 
-def build(names: Sequence[str] = quant_patches.DEFAULT, say: Say = say_now) -> dict[str, str]:
+def build(names: Sequence[str] = quant_patches.DEFAULT, *, arch: str = "", say: Say = say_now) -> dict[str, str]:
     """Build the libraries that are not there yet, side by side; return for each that cannot be why, in one line.
 
-    Each is compiled by a process of its own, so that one that fails or hangs takes nothing along.
+    For this machine's card, or for `arch` (such as `9.0`) where there is none. Each is compiled by a process of its
+    own, so that one that fails or hangs takes nothing along.
     """
     failed: dict[str, str] = {}
-    running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
+    wanted: dict[str, Path] = {}
     for name in names:
         try:
-            path = library(EXTENSIONS[name], architecture())
+            path = library(EXTENSIONS[name], arch or architecture())
+            if path.is_file():
+                say(f"{name}: built already")
+                continue
             _require_compiler()
         except UnsupportedError as error:
             failed[name] = str(error)
-            continue
-        if path.is_file():
-            say(f"{name}: built already")
-    wanted = [name for name in names if name not in failed and not library(EXTENSIONS[name], architecture()).is_file()]
-    for name in wanted:
+        else:
+            wanted[name] = path
+    jobs = max(1, (os.cpu_count() or 1) // max(1, len(wanted)))
+    began = time.monotonic()
+    running = {name: _start(name, arch or architecture(), jobs=jobs) for name in wanted}
+    for name in running:
         say(f"{name}: compiling, once for this card and this torch")
-        running[name] = (_start(name, jobs=max(1, (os.cpu_count() or 1) // len(wanted))), time.monotonic())
-    said = time.monotonic()
+    said = 0.0
     while running:
         time.sleep(0.2)
-        for name, (process, began) in list(running.items()):
-            seconds = time.monotonic() - began
+        seconds = time.monotonic() - began
+        for name, process in list(running.items()):
             if process.poll() is None and seconds < LONGEST_BUILD_S:
                 continue
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(
+                    process.pid, signal.SIGKILL
+                )  # with the compilers that it started; where it has ended, nothing
+            process.wait()
             del running[name]
-            path = library(EXTENSIONS[name], architecture())
-            if process.returncode == 0 and path.is_file():
-                say(f"{name}: built in {seconds:.0f} s, {path.stat().st_size / 2**20:.1f} MiB")
+            if process.returncode == 0 and wanted[name].is_file():
+                say(f"{name}: built in {seconds:.0f} s, {wanted[name].stat().st_size / 2**20:.1f} MiB")
             else:
                 failed[name] = f"{name} kernels could not be compiled: {_first_error(_log(name))}"
-        if running and time.monotonic() - said >= SAY_EVERY_S:
-            said = time.monotonic()
-            say("; ".join(f"{name}: {said - began:.0f} s" for name, (_, began) in running.items()))
+        if running and seconds - said >= SAY_EVERY_S:
+            said = seconds
+            say(f"{' and '.join(running)}: compiling, {seconds:.0f} s so far")
     for reason in failed.values():
         say(f"unsupported: {reason}")
     return failed
 
 
 def _require_compiler() -> None:
+    import torch
+
+    if torch.version.cuda is None:
+        raise UnsupportedError("this torch is not a CUDA build, so kernels cannot be compiled for it")
     for program, what in (("nvcc", "CUDA's compiler"), ("c++", "a C++ compiler"), ("ninja", "the build tool")):
         if shutil.which(program, path=_path()) is None and not (program == "c++" and os.environ.get("CXX")):
             raise UnsupportedError(f"no {program} ({what}) is on the PATH, so kernels cannot be compiled here")
@@ -155,19 +166,21 @@ def _log(name: str) -> Path:
     return HERE.kernels / f"{name}.{LOG}"
 
 
-def _start(name: str, *, jobs: int) -> "subprocess.Popen[bytes]":
+def _start(name: str, arch: str, *, jobs: int) -> "subprocess.Popen[bytes]":
     log = _log(name)
     log.parent.mkdir(parents=True, exist_ok=True)
     env = {
         **os.environ,
         "PATH": _path(),
-        "TORCH_CUDA_ARCH_LIST": architecture(),
+        "TORCH_CUDA_ARCH_LIST": arch,
         "MAX_JOBS": str(jobs),
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
     }
     with log.open("wb") as out:
-        command = [sys.executable, "-m", "decodegap.quant_kernels", "--one", name]
-        return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env)
+        command = [sys.executable, "-m", "decodegap.quant_kernels", "--one", name, "--arch", arch]
+        return subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env, start_new_session=True
+        )
 
 
 def _first_error(log: Path) -> str:
@@ -179,12 +192,15 @@ def _first_error(log: Path) -> str:
     return f"{line[:300]} (all of it: {log.relative_to(HERE.root)})"
 
 
-def compile_one(name: str) -> None:
-    """Copy, change and compile one library in this process, under a temporary name until it loads."""
+def compile_one(name: str, arch: str) -> None:
+    """Copy, change and compile one library in this process, under a temporary name until it loads.
+
+    torch's builder reads the architecture from TORCH_CUDA_ARCH_LIST.
+    """
     from torch.utils import cpp_extension
 
     extension = EXTENSIONS[name]
-    target = library(extension, architecture())
+    target = library(extension, arch)
     scratch = target.parent.with_name(f"{target.parent.name}.{os.getpid()}")
     folder = scratch / "sources"
     try:
@@ -213,17 +229,21 @@ def compile_one(name: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build the libraries asked for; 1 if one of them cannot be built here."""
     parser = argparse.ArgumentParser(prog=BUILD, description="Compile the kernels of the quantised paths.")
-    parser.add_argument("names", nargs="*", choices=[*EXTENSIONS, []], help="default: marlin and exllamav2")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(EXTENSIONS)}; by default the first two")
+    parser.add_argument("--arch", default="", help="for a card that is not in this machine, such as 9.0")
     parser.add_argument("--one", choices=list(EXTENSIONS), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one:
         try:
-            compile_one(options.one)
+            compile_one(options.one, options.arch or architecture())
         except (DecodeGapError, RuntimeError, OSError) as error:
             say_now(f"error: {error}")
             return 1
         return 0
-    return 1 if build(options.names or quant_patches.DEFAULT) else 0
+    unknown = [name for name in options.names if name not in EXTENSIONS]
+    if unknown:
+        parser.error(f"no library is called {unknown[0]!r}; known are {', '.join(EXTENSIONS)}")
+    return 1 if build(options.names or quant_patches.DEFAULT, arch=options.arch) else 0
 
 
 if __name__ == "__main__":

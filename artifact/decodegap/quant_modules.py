@@ -8,6 +8,7 @@ import torch
 
 from decodegap import quant_nf4, quant_tiles, quantise
 from decodegap.errors import MissingPackageError, UnsupportedError
+from decodegap.quant_patches import EXTENSIONS
 
 MARLIN_LEAST_LOCKS = 128  # of a product's blocks that wait for each other; more than that where there are more SMs
 # How Marlin names the type of a weight: the fields of its `ScalarType` packed into an integer (mantissa bits from bit
@@ -244,6 +245,8 @@ class ExllamaLinear(QuantLinear):
             zeros="true",  # what the kernel subtracts
         )
         self.group, self.ops = group, ops
+        self.on_current_stream = ops.name == EXTENSIONS["exllamav2"].namespace
+        self.scratch = scratch  # the matrix keeps its address
         self.register_buffer("qweight", packed.qweight)
         self.register_buffer("qzeros", packed.qzeros)
         self.register_buffer("scales", packed.scales)

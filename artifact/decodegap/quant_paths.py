@@ -95,31 +95,35 @@ def convert(net: PreTrainedModel, path: QuantPath, device: str) -> Held:
     (fp32 on a CPU). Raises `UnsupportedError` where the path cannot run or cannot hold a shape.
     """
     require(path, device)
-    if path.is_baseline:
-        return held(net)
-    make = _maker(path, net, device)
-    for _, holder, name, module in list(projections(net)):
+    dense: list[tuple[torch.nn.Module, str, torch.nn.Linear]] = []
+    for _, holder, name, module in projections(net):
         if not isinstance(module, torch.nn.Linear):
             raise UnsupportedError(f"{name} is a {type(module).__name__}: quantised already, or no linear layer")
+        dense.append((holder, name, module))
+    make = maker(path, device, largest=max(module.weight.numel() for *_, module in dense))
+    while make and dense:
+        holder, name, module = dense.pop()  # nothing else holds it then, so its weight is freed when it is replaced
         setattr(holder, name, make(module).eval())
-        module.weight = None  # type: ignore[assignment]  # freed now: the list above still holds the module
     return held(net)
 
 
-def _maker(path: QuantPath, net: PreTrainedModel, device: str) -> Callable[[torch.nn.Linear], QuantLinear]:
-    """What turns one linear layer of `net` into one of `path`."""
+def maker(path: QuantPath, device: str, *, largest: int) -> Callable[[torch.nn.Linear], QuantLinear] | None:
+    """What turns a linear layer into one of `path`; None for a baseline. `largest`: weights of the largest of them.
+
+    The new layer may keep the old one's bias, never its weight.
+    """
+    if path.is_baseline:
+        return None
     if path.slug.startswith("bnb-"):
         return lambda linear: Nf4Linear(linear, double=path.slug == "bnb-nf4-dq")
     if path.slug == "int4-tinygemm":
         return lambda linear: TinygemmLinear(linear, group=path.group)
     ops = quant_kernels.load(EXTENSIONS[path.slug])
     if path.slug == "gptq-exllamav2":
-        largest = max(module.weight.numel() for *_, module in projections(net) if isinstance(module, torch.nn.Linear))
         scratch = torch.empty(largest, dtype=torch.float16, device=device)
         return lambda linear: ExllamaLinear(linear, group=path.group, ops=ops, scratch=scratch)
-    zero_points = path.slug == "awq-marlin"
     return lambda linear: MarlinLinear(
-        linear, group=path.group, zero_points=zero_points, product=ops.gptq_marlin_gemm_fp16
+        linear, group=path.group, zero_points=path.slug == "awq-marlin", product=ops.gptq_marlin_gemm_fp16
     )
 
 

@@ -1,0 +1,54 @@
+"""Whether a quantised step that is replayed from a graph is the launched one, projections and all."""
+
+import torch
+
+from decodegap import attest, quant_paths
+from decodegap.arms import Step
+from decodegap.errors import UnsupportedError
+from decodegap.quant_catalogue import QuantPath
+from decodegap.quant_modules import ExllamaLinear
+
+# How far, in relative L2, a replay's logits may be from the launched step's, beyond three times what the launched one
+# is from itself. Stale projections give logits of another token's, which are wrong by about 1.
+REPLAY_ERROR = 0.02
+SPREADS = 3
+
+
+def require_capture(net: torch.nn.Module) -> None:
+    """Raise `UnsupportedError` if a capture would miss one of the net's kernels.
+
+    The stock ExLlamaV2 launches on the legacy default stream: its kernels run once, while the graph is captured, and
+    the graph replays without them and without an error.
+    """
+    for name, module in net.named_modules():
+        if isinstance(module, ExllamaLinear) and not module.on_current_stream:
+            raise UnsupportedError(
+                f"{name}: this build of ExLlamaV2 launches on the default stream, where a graph's capture does not look"
+            )
+
+
+def replay_faults(path: QuantPath, launched: Step, captured: Step, device: str, layers: int) -> list[str]:
+    """What is wrong with a captured step of `path` beside the same step launched kernel by kernel; empty if nothing is.
+
+    Fresh outputs alone prove little here: a graph that misses only the projections still computes the rest, and its
+    logits follow the token through the embedding. So its kernels are counted, and its logits must be the launched
+    step's on two tokens, of which the capture can have seen one at most.
+    """
+    name = f"{path.slug}'s graph"
+    found = [reason] if (reason := attest.not_fresh(name, captured, device)) else []
+    found += [
+        f"in the replay, {reason}" for reason in quant_paths.faults(path, attest.kernels(captured, device), layers)
+    ]
+    for token in attest.TOKENS:
+        expected, again = attest.outputs(launched, token, device), attest.outputs(launched, token, device)
+        error = relative_error(attest.outputs(captured, token, device), expected)
+        allowed = REPLAY_ERROR + SPREADS * relative_error(again, expected)
+        if not error <= allowed:
+            found.append(f"{name} is {error:.3g} from the launched step on token {token}, more than {allowed:.3g}")
+    return found
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative L2 distance of `found` from `expected`, in fp64; NaN if either is not finite."""
+    exact = expected.double()
+    return float((found.double() - exact).norm() / exact.norm())
