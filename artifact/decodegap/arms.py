@@ -87,7 +87,7 @@ def eager(setup: Setup) -> Step:
 
 ARMS: dict[str, Callable[[Setup], Step]] = {"eager": eager, "eager-auto": eager}  # they differ in the cell's `sdpa`
 # Modules that add arms of their own to ARMS. They import this one, so they are loaded when an arm is asked for.
-MORE_ARMS = ("decodegap.graphs",)
+MORE_ARMS = ("decodegap.graphs", "decodegap.fused")
 
 
 def prepare(arm: str, setup: Setup) -> Step:

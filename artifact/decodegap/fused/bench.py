@@ -1,0 +1,153 @@
+"""What the fused step does on this card: right or wrong, how fast as a whole, and what each kernel costs in it."""
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from decodegap import arms, decode, gpus, machine, models, reference
+from decodegap.arms import Step
+from decodegap.fused import can_overlap
+from decodegap.fused.layout import Loaded, load
+from decodegap.fused.shape import TILED, kernel_bytes, launches
+from decodegap.fused.step import capture
+from decodegap.fused.tiles import Tiles
+from decodegap.timing import free_running, synchronised
+
+CHUNK = 2048
+SINGLE_STEPS = 20
+LOOP_STEPS = 60
+SUSTAINED_S = 2.0
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a step must give for the token at hand: the fp32 logits, and stock eager's in bf16, both `[1, vocab]`."""
+
+    logits: torch.Tensor
+    eager: torch.Tensor
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One kernel of a step: microseconds a launch alone in a graph, and what the step loses without it, a launch."""
+
+    kernel: str
+    launches: int
+    bytes: int
+    only_us: float
+    skip_us: float
+
+    @property
+    def gb_s(self) -> float:
+        """Bytes it must read over its time alone."""
+        return self.bytes / self.only_us / 1e3
+
+
+def start(model: str, ctx: int, *, capacity: int | None = None, seed: int = 0) -> tuple[Loaded, Truth]:
+    """A synthetic model on the card after a prefill of `ctx` random tokens, in the fused layout, with its truth.
+
+    The last of them is decoded by the first step.
+    """
+    config = models.lookup(model)
+    net = decode.build(config, weights="synthetic", weights_dir=None, device="cuda", dtype=torch.bfloat16, seed=seed)
+    tokens = decode.prompt(config.config["vocab_size"], ctx, seed, "cuda")
+    cache, _ = decode.prefill(net, tokens, CHUNK)
+    decode.crop(cache, ctx - 1)
+    token = tokens[:, -1:]
+    exact = reference.reference_logits(net, cache, token, ctx)
+    with decode.backends(arms.SDPA_BACKENDS["flash"]):
+        eager = net(input_ids=token, past_key_values=cache, use_cache=True).logits[:, -1].clone()
+    loaded = load(arms.Setup(net, cache, token, ctx, "cuda"), capacity=capacity)
+    return loaded, Truth(exact, eager)
+
+
+def check_line(step: Step, truth: Truth) -> str:
+    """The first step's error against the truth beside eager's own, and whether poison, token and repeats are right."""
+    step.reset()
+    step.poison()
+    step.run()
+    logits = step.logits().clone()
+    found = reference.check("fused", logits, truth.eager, truth.logits)
+    again = []
+    for _ in range(3):
+        step.reset()
+        step.poison()
+        step.run()
+        again.append(torch.equal(step.logits(), logits))
+    step.reset()
+    verdict = "ok" if found.passed and all(again) else "WRONG"
+    same = "same" if found.argmax_equal else f"another (margin {found.reference_margin:.3f} sd)"
+    repeats = "repeats bit for bit" if all(again) else "DOES NOT REPEAT"
+    return f"{verdict}: error {found.error:.3e}, eager {found.eager_error:.3e}, argmax {same}, {repeats}"
+
+
+def loop_ms(step: Step, steps: int = LOOP_STEPS) -> float:
+    """Milliseconds a step in back-to-back replays, from the context on."""
+    step.reset()
+    for _ in range(2):
+        step.run()
+    return free_running(step, "cuda", steps) / steps
+
+
+def single_ms(step: Step) -> float:
+    """The median of single steps, each between two device events, in ms."""
+    step.reset()
+    step.run()
+    _, _, events = synchronised(step, "cuda", SINGLE_STEPS)
+    return statistics.median(events or [float("nan")])
+
+
+def sustained(step: Step, step_ms: float, room: int) -> str:
+    """A loop of two seconds (fewer if the cache would be full) in one line, with clocks and watts in its middle."""
+    steps = min(room - 1, int(SUSTAINED_S * 1e3 / step_ms))
+    step.reset()
+    began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    half = torch.cuda.Event()
+    began.record()
+    for index in range(steps):
+        step.run()
+        if index == steps // 2:
+            half.record()
+    ended.record()
+    half.synchronize()
+    found = gpus.detect()
+    seen = machine.state(found[0] if found else None)
+    ended.synchronize()
+    clocks = f"SM {seen.sm_clock_mhz} MHz, {seen.power_w} W, {', '.join(seen.throttle_reasons)}" if seen else "no NVML"
+    return f"{began.elapsed_time(ended) / steps:.3f} ms over {steps} steps, {clocks}"
+
+
+def kernel_times(loaded: Loaded, tiles: Tiles, *, pdl: bool) -> Iterator[KernelTime]:
+    """Each kernel of a step alone and by its absence; attention with the kernel that adds up its splits."""
+    shape = loaded.shape
+    counts = launches(shape)
+    sizes = kernel_bytes(shape, loaded.start)
+    whole = loop_ms(capture(loaded, tiles, pdl=pdl))
+    for name in TILED:
+        names = frozenset({name, "combine"} if name == "attention" else {name})
+        only = loop_ms(capture(loaded, tiles, pdl=pdl, only=names))
+        without = loop_ms(capture(loaded, tiles, pdl=pdl, skip=names))
+        count = counts[name]
+        yield KernelTime(name, count, sizes[name], only * 1e3 / count, (whole - without) * 1e3 / count)
+
+
+def guarded(name: str, make: Callable[[], str]) -> str:
+    """`make()` after `name`; if it fails, why, in one line: one broken variant must not end a run on a rare machine."""
+    try:
+        return f"{name}: {make()}"
+    except Exception as error:  # noqa: BLE001
+        return f"{name}: FAILED: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def variant_line(loaded: Loaded, truth: Truth, tiles: Tiles, *, pdl: bool) -> str:
+    """One set of tiles in one line: check, single step, back-to-back step."""
+    step = capture(loaded, tiles, pdl=pdl)
+    verdict = check_line(step, truth)
+    return f"single {single_ms(step):.3f} ms, back to back {loop_ms(step):.3f} ms; {verdict}"
+
+
+def overlap_here() -> bool:
+    """Whether programmatic launch works on the card that is here."""
+    return can_overlap("cuda")

@@ -1,0 +1,184 @@
+"""The weights of a transformers model as the fused kernels read them, and the buffers that a step writes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from decodegap.arms import Setup
+from decodegap.errors import BadInputError, UnsupportedError
+from decodegap.fused.shape import Shape, shape_of
+
+# What timing.measure may decode beyond the context, and a little: its energy loop is the longest.
+ROOM = 4352
+ALIGNED = 32  # int32 counters a layer: its part of the buffer starts on a full line
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's weights, bf16 seen as words of two where a kernel reads words.
+
+    `qkv` `[rows, hidden / 2]`: heads of query, key and value; in each head the rows i and i + half, which a rotation
+    mixes, are neighbours. `gate_up` `[2 inter, hidden / 2]`: gate and up alternate, so that a program that computes
+    some pairs reads one contiguous slab.
+    """
+
+    qkv: torch.Tensor
+    bias: torch.Tensor  # [rows], or the gain where there is none
+    o: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    first_gain: torch.Tensor
+    second_gain: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """What a step writes. Every layer has its own, because several kernels are alive at once."""
+
+    hidden: torch.Tensor  # [2 layers + 1, hidden] bf16, the residual stream after each addition
+    query: torch.Tensor  # [layers, heads x head_dim] bf16
+    mixed: torch.Tensor  # [layers, heads x head_dim] bf16, the attention's output
+    gated: torch.Tensor  # [layers, inter] bf16
+    logits: torch.Tensor  # [1, vocab] fp32
+    arrivals: torch.Tensor  # [layers, >= kv_heads] int32, how many splits of a K/V head are done; zero between steps
+    state: torch.Tensor  # [3] int64, see kernels.py
+
+    def poison(self) -> None:
+        """Overwrite every output with NaN."""
+        for each in (self.hidden, self.query, self.mixed, self.gated, self.logits):
+            each.fill_(float("nan"))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in the fused layout with a cache that holds the first `start` tokens, from which a step goes on."""
+
+    shape: Shape
+    layers: tuple[Layer, ...]
+    embedding: torch.Tensor  # [vocab, hidden] bf16
+    gain: torch.Tensor
+    head: torch.Tensor  # [vocab, hidden / 2]
+    cos: torch.Tensor  # [capacity, head_dim / 2] fp32
+    sin: torch.Tensor
+    cache: torch.Tensor  # [layers, 2, kv_heads, capacity, head_dim] bf16
+    buffers: Buffers
+    token: int  # that the first step decodes
+    start: int
+    capacity: int
+    device: str
+
+
+def load(setup: Setup, *, capacity: int | None = None) -> Loaded:
+    """Take over the weights of `setup.net`, and copy the first `ctx - 1` tokens of its cache.
+
+    The first step then decodes `setup.token` over a context of `ctx`, as the captured arms do, and each later one a
+    token more, up to `capacity`. Projections that need another order are moved layer by layer and leave the net, so
+    that it can run no other arm afterwards; the rest is shared with it. Raises `UnsupportedError` for another dtype
+    than bf16 and for what there is no kernel for.
+    """
+    net, start = setup.net, setup.ctx - 1
+    capacity = setup.ctx + ROOM if capacity is None else capacity
+    if net.dtype != torch.bfloat16:
+        raise UnsupportedError(f"the fused step reads bf16 weights, not {net.dtype}")
+    if capacity < setup.ctx:
+        raise BadInputError(f"capacity is {capacity}, less than the context of {setup.ctx}")
+    if setup.cache.get_seq_length() < start:
+        raise ValueError(f"the cache holds {setup.cache.get_seq_length()} tokens, not {start}")
+    shape = shape_of(net.config.to_dict())
+    cache = torch.zeros(
+        (shape.layers, 2, shape.kv_heads, capacity, shape.head_dim), dtype=net.dtype, device=setup.device
+    )
+    past: list[Any] = list(setup.cache.layers)
+    for kept, own in zip(past, cache, strict=True):
+        own[0, :, :start] = kept.keys[0, :, :start]
+        own[1, :, :start] = kept.values[0, :, :start]
+    model = net.get_submodule("model")
+    layers = tuple(_take(layer, shape) for _, layer in model.get_submodule("layers").named_children())
+    cos, sin = _rotations(net, capacity, setup.device)
+    return Loaded(
+        shape=shape,
+        layers=layers,
+        embedding=_shared(model.get_submodule("embed_tokens").get_parameter("weight")),
+        gain=_words(model.get_submodule("norm").get_parameter("weight")),
+        head=_words(net.get_submodule("lm_head").get_parameter("weight")),
+        cos=cos,
+        sin=sin,
+        cache=cache,
+        buffers=_buffers(shape, setup.device),
+        token=int(setup.token),
+        start=start,
+        capacity=capacity,
+        device=setup.device,
+    )
+
+
+def _rotations(net: PreTrainedModel, capacity: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine for each position in fp32, `[capacity, head_dim / 2]`: the net's own, with its scaling."""
+    positions = torch.arange(capacity, device=device)[None]
+    rotary = net.get_submodule("model").get_submodule("rotary_emb")
+    cos, sin = rotary(torch.zeros(1, dtype=torch.float32, device=device), positions)  # [1, capacity, head_dim]
+    half = cos.shape[-1] // 2  # the second half repeats the first
+    return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+
+
+def _take(layer: nn.Module, shape: Shape) -> Layer:
+    """One layer's weights in the kernels' order; what had to be moved is gone from `layer` afterwards."""
+    attention, mlp = layer.get_submodule("self_attn"), layer.get_submodule("mlp")
+    projections = [attention.get_submodule(name) for name in ("q_proj", "k_proj", "v_proj")]
+    sources = [module.get_parameter("weight") for module in projections]
+    qkv = torch.cat([_paired(source, shape.head_dim) for source in sources])
+    first_gain = _words(layer.get_submodule("input_layernorm").get_parameter("weight"))
+    bias = first_gain.view(torch.bfloat16)
+    if shape.bias:
+        bias = torch.cat([_paired(module.get_parameter("bias")[:, None], shape.head_dim) for module in projections])
+        bias = bias.flatten()
+    gate_up = sources[0].new_empty((shape.inter, 2, shape.hidden))
+    for index, name in enumerate(("gate_proj", "up_proj")):
+        gate_up[:, index] = mlp.get_submodule(name).get_parameter("weight")
+    for module in (*projections, mlp.get_submodule("gate_proj"), mlp.get_submodule("up_proj")):
+        module.weight = nn.Parameter(sources[0].new_empty(0), requires_grad=False)
+    return Layer(
+        qkv=_words(qkv),
+        bias=bias,
+        o=_words(attention.get_submodule("o_proj").get_parameter("weight")),
+        gate_up=_words(gate_up.view(2 * shape.inter, shape.hidden)),
+        down=_words(mlp.get_submodule("down_proj").get_parameter("weight")),
+        first_gain=first_gain,
+        second_gain=_words(layer.get_submodule("post_attention_layernorm").get_parameter("weight")),
+    )
+
+
+def _paired(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows of whole heads `[heads x head_dim, n]` with i and i + half of each head side by side."""
+    heads = rows.view(-1, 2, head_dim // 2, rows.shape[-1])
+    return heads.transpose(1, 2).reshape(rows.shape)
+
+
+def _shared(weight: torch.Tensor) -> torch.Tensor:
+    """`weight` as it lies in memory; a copy only where that is not row by row and on 16 bytes, as kernels read it."""
+    weight = weight.detach().contiguous()
+    return weight if weight.data_ptr() % 16 == 0 else weight.clone()
+
+
+def _words(weight: torch.Tensor) -> torch.Tensor:
+    """bf16 pairs seen as int32 words, `[..., n / 2]`."""
+    return _shared(weight).view(torch.int32)
+
+
+def _buffers(shape: Shape, device: str) -> Buffers:
+    def bf16(*sizes: int) -> torch.Tensor:
+        return torch.full(sizes, float("nan"), dtype=torch.bfloat16, device=device)
+
+    counters = -(-shape.kv_heads // ALIGNED) * ALIGNED
+    return Buffers(
+        hidden=bf16(2 * shape.layers + 1, shape.hidden),
+        query=bf16(shape.layers, shape.heads * shape.head_dim),
+        mixed=bf16(shape.layers, shape.heads * shape.head_dim),
+        gated=bf16(shape.layers, shape.inter),
+        logits=torch.full((1, shape.vocab), float("nan"), device=device),
+        arrivals=torch.zeros((shape.layers, counters), dtype=torch.int32, device=device),
+        state=torch.zeros(3, dtype=torch.int64, device=device),
+    )

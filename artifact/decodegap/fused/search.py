@@ -1,0 +1,86 @@
+"""Which tiles are worth trying, and a descent over them, one kernel after the other, on the time of the whole step."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from decodegap.fused.shape import TILED, Shape
+from decodegap.fused.tiles import Attention, Matvec, Tile, Tiles
+
+LANES = 32
+LOAD = 8  # bf16 a thread loads at once
+FEWEST_WORDS, MOST_WORDS = 8, 112  # registers a thread that hold weights on their way
+ORDER = ("attention", "o", "qkv", "down", "gate_up", "lm_head")  # what costs most beyond its bytes first
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One candidate: the kernel whose tile differs from the best so far, and the whole step with it."""
+
+    kernel: str
+    tile: Tile
+    step_ms: float | None
+    error: str | None = None
+
+
+def candidates(kernel: str, shape: Shape, ctx: int) -> list[Tile]:
+    """Tiles for a kernel that fit its shape and may be good, mixed, so that the first few differ as much as all do."""
+    found: list[Tile] = list(_attention(shape, ctx) if kernel == "attention" else _matvec(kernel, shape))
+    random.Random(kernel).shuffle(found)
+    return found
+
+
+def _matvec(kernel: str, shape: Shape) -> Iterator[Matvec]:
+    """Rows and columns such that each thread has enough on its way; a tile is whole loads of whole warps."""
+    columns = shape.columns(kernel)
+    pairs = 2 if kernel == "gate_up" else 1
+    for warps in (4, 2, 8):
+        for passes in (1, 2, 4):
+            block = LOAD * LANES * warps * passes
+            tiles = -(-columns // block)
+            if tiles * block > 1.25 * columns and tiles > 1:
+                continue  # too much of the last tile is empty
+            for rows in (2, 4, 1, 8):
+                if shape.rows(kernel) % rows or (kernel == "qkv" and rows < 2):
+                    continue
+                for ahead in (tile for tile in (1, 2, 3, 4, 7) if tile <= tiles):
+                    if FEWEST_WORDS <= pairs * rows * passes * (LOAD // 2) * ahead <= MOST_WORDS:
+                        yield Matvec(rows=rows, block=block, warps=warps, ahead=ahead)
+
+
+def _attention(shape: Shape, ctx: int) -> Iterator[Attention]:
+    """One tile of tokens a split with a little room to grow where the context is short, several where it is long."""
+    for block, warps in ((128, 8), (64, 4), (32, 2), (64, 2), (32, 1), (16, 1), (128, 4)):
+        for tiles in (1, 2, 4, 8):
+            splits = -(-int(1.2 * ctx) // (block * tiles))
+            programs = splits * shape.kv_heads
+            if 48 <= programs <= 1100 and splits <= 160:
+                for joined in (False, True) if splits <= 48 else (False,):
+                    for double in (False, True) if tiles > 1 else (False,):
+                        yield Attention(splits=splits, block=block, warps=warps, double=double, joined=joined)
+
+
+def descend(
+    start: Tiles, options: dict[str, list[Tile]], step_ms: Callable[[Tiles], float], *, gain: float = 0.001
+) -> Iterator[tuple[Tried, Tiles]]:
+    """Try each kernel's options in turn and keep what makes the step faster by `gain` of it; yields every trial.
+
+    `step_ms` times a whole step; what it raises is that candidate's error.
+    """
+    best, best_ms = start, step_ms(start)
+    yield Tried("start", start.qkv, best_ms), best
+    for kernel in (name for name in ORDER if name in options):
+        for tile in options[kernel]:
+            if tile == best.of(kernel):
+                continue
+            try:
+                found = step_ms(best.having(kernel, tile))
+            except Exception as error:  # noqa: BLE001  (a candidate that cannot run must not end the search)
+                yield Tried(kernel, tile, None, " ".join(str(error).split())[:200]), best
+                continue
+            if found < best_ms * (1 - gain):
+                best, best_ms = best.having(kernel, tile), found
+            yield Tried(kernel, tile, found), best
+
+
+assert set(ORDER) == set(TILED)

@@ -1,0 +1,145 @@
+"""How the work of each kernel is cut up: the tile shapes, found by a tuner, in a data file per card."""
+
+import tomllib
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from typing import Any
+
+from decodegap.errors import BadInputError
+from decodegap.fused.shape import TILED, Shape
+from decodegap.paths import DATA
+
+FOLDER = DATA / "fused"
+START_FROM = "h200"  # a card without a file of its own starts from this one's tiles
+MOST_WARPS = 32
+
+
+@dataclass(frozen=True)
+class Matvec:
+    """How a matrix-vector kernel is cut: rows (of `gate_up`, pairs) a program, columns a tile, tiles in flight."""
+
+    rows: int
+    block: int
+    warps: int
+    ahead: int = 1
+    maxnreg: int | None = None  # registers a thread at most; None leaves it to the compiler
+
+
+@dataclass(frozen=True)
+class Attention:
+    """How attention is cut: splits of the context, tokens a tile, and whether one kernel or two do the work."""
+
+    splits: int
+    block: int
+    warps: int
+    double: bool = False  # the next tile is asked for before this one is used
+    joined: bool = False  # the last program adds up the splits; else a kernel of its own does
+    maxnreg: int | None = None
+
+
+Tile = Matvec | Attention
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles of a whole step. `source` says where they come from."""
+
+    qkv: Matvec
+    attention: Attention
+    o: Matvec
+    gate_up: Matvec
+    down: Matvec
+    lm_head: Matvec
+    source: str = ""
+
+    def of(self, kernel: str) -> Tile:
+        """The tile of one of `TILED`."""
+        tile: Tile = getattr(self, kernel)
+        return tile
+
+    def having(self, kernel: str, tile: Tile) -> "Tiles":
+        """The same with another tile for one kernel."""
+        changes: dict[str, Any] = {kernel: tile}
+        return replace(self, **changes)
+
+
+def load_tiles(model: str, gpu: str, ctx: int) -> Tiles:
+    """The tiles for a model and card: those of the smallest context that is not below `ctx`, else of the largest.
+
+    A card without a file starts from an H200's, which then are a start for tuning and no more. Raises
+    `BadInputError` for a model that the file does not know.
+    """
+    known = _file(gpu) or _file(START_FROM)
+    if model not in known:
+        raise BadInputError(f"data/fused has no tiles for {model!r}; it has them for {', '.join(known)}")
+    contexts = sorted(known[model])
+    return known[model][next((at for at in contexts if at >= ctx), contexts[-1])]
+
+
+@cache
+def _file(gpu: str) -> dict[str, dict[int, Tiles]]:
+    path = FOLDER / f"{gpu}.toml"
+    if not path.exists():
+        return {}
+    data = tomllib.loads(path.read_text(encoding="utf-8"))
+    return {
+        model: {
+            int(key.removeprefix("ctx-")): from_dict(entry, f"{path.name}: {model}.{key}") for key, entry in per.items()
+        }
+        for model, per in data.items()
+    }
+
+
+def from_dict(entry: dict[str, Any], where: str) -> Tiles:
+    """Tiles from an entry of a data file; `BadInputError` says what is missing or unknown in it."""
+    try:
+        made: dict[str, Any] = {name: (Attention if name == "attention" else Matvec)(**entry[name]) for name in TILED}
+        return Tiles(**made, source=entry.get("source", ""))
+    except (KeyError, TypeError) as error:
+        raise BadInputError(f"{where}: {error}; an entry has {', '.join(TILED)} and a source") from None
+
+
+def to_toml(model: str, ctx: int, tiles: Tiles) -> str:
+    """The entry of a data file that holds `tiles`."""
+    lines = [f'["{model}".ctx-{ctx}]', f'source = "{tiles.source}"']
+    for name in TILED:
+        pairs = [
+            f"{key} = {_literal(value)}" for key, value in asdict(tiles.of(name)).items() if value not in (None, False)
+        ]
+        lines.append(f"{name} = {{ {', '.join(pairs)} }}")
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: int | bool) -> str:
+    return str(value).lower()
+
+
+def check_tiles(tiles: Tiles, shape: Shape) -> None:
+    """Raise `BadInputError` that names the kernel, the field and what it must be, if `tiles` do not fit `shape`."""
+    for name in TILED:
+        tile = tiles.of(name)
+        for field in fields(tile):
+            value = getattr(tile, field.name)
+            if field.name in ("block", "warps", "rows") and (value < 1 or value & (value - 1)):
+                raise BadInputError(f"tiles: {name}: {field.name} is {value}, which is no power of two")
+        if tile.warps > MOST_WARPS:
+            raise BadInputError(f"tiles: {name}: warps is {tile.warps}, more than {MOST_WARPS}")
+        if isinstance(tile, Attention):
+            if tile.block < 16 or tile.splits < 1:
+                raise BadInputError(f"tiles: {name}: block must be at least 16 and splits at least 1")
+        elif shape.rows(name) % tile.rows or (name == "qkv" and tile.rows < 2) or tile.block < 8 or tile.ahead < 1:
+            raise BadInputError(
+                f"tiles: {name}: rows is {tile.rows} and must divide {shape.rows(name)} (qkv: two at least), block is "
+                f"{tile.block} and must be 8 at least, ahead is {tile.ahead} and must be 1 at least"
+            )
+
+
+def default_tiles(shape: Shape) -> Tiles:
+    """Tiles that run on any shape, tuned for none: what a small model takes."""
+
+    def matvec(name: str) -> Matvec:
+        rows = next(rows for rows in (4, 2, 1) if shape.rows(name) % rows == 0)
+        return Matvec(rows=rows, block=min(1024, 1 << (shape.columns(name) - 1).bit_length()), warps=4, ahead=2)
+
+    made: dict[str, Any] = {name: matvec(name) for name in TILED if name != "attention"}
+    return Tiles(**made, attention=Attention(splits=8, block=32, warps=2), source="untuned")
