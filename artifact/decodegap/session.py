@@ -270,7 +270,8 @@ def source_hash() -> str:
     """Hex SHA-256 (16 digits) over the sources that decide what is measured and how."""
     digest = hashlib.sha256()
     here = Path(__file__).resolve().parent
-    for path in [here / name for name in MEASURING_SOURCES] + sorted((DATA / "models").glob("*.json")):
+    named = [here / name for name in MEASURING_SOURCES]
+    for path in named + sorted([*here.glob("fused/*.py"), *DATA.glob("fused/*.toml"), *DATA.glob("models/*.json")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 

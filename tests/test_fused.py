@@ -1,0 +1,173 @@
+"""What the fused step decides without a GPU: its tiles, its launches, and that its kernels compute what they should."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from decodegap import arms, models  # noqa: E402
+from decodegap.errors import BadInputError, UnsupportedError  # noqa: E402
+from decodegap.fused import search  # noqa: E402
+from decodegap.fused.launches import POINTERS, kernels_of  # noqa: E402
+from decodegap.fused.shape import TILED, kernel_bytes, launches, shape_of  # noqa: E402
+from decodegap.fused.tiles import (  # noqa: E402
+    FOLDER,
+    Attention,
+    Matvec,
+    check_tiles,
+    default_tiles,
+    from_dict,
+    load_tiles,
+    to_toml,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+PAPER = [model.slug for model in models.with_role("paper")]
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+
+
+def shape(slug):
+    return shape_of(models.lookup(slug).config)
+
+
+@needs_triton
+def test_the_kernels_in_the_interpreter():
+    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT / "artifact")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/interpreted"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("slug", PAPER)
+def test_kernels_read_every_streamed_byte_once(slug):
+    model = models.lookup(slug)
+    counts, sizes = launches(shape(slug)), kernel_bytes(shape(slug), 2048)
+    weights = sum(sizes[name] * counts[name] for name in TILED if name != "attention")
+    assert weights == model.streamed_bytes("bfloat16")
+    assert sizes["attention"] * counts["attention"] == model.kv_bytes(2048, "bfloat16")
+
+
+@pytest.mark.parametrize("slug", PAPER)
+@pytest.mark.parametrize("ctx", [1, 2048, 16384, 40000])
+def test_every_card_has_tiles_that_fit(slug, ctx):
+    for gpu in [path.stem for path in FOLDER.glob("*.toml")] + ["never-seen", ""]:
+        tiles = load_tiles(slug, gpu, ctx)
+        check_tiles(tiles, shape(slug))
+        assert tiles.source
+        assert from_dict(tomllib.loads(to_toml(slug, ctx, tiles))[slug][f"ctx-{ctx}"], "written") == tiles
+    with pytest.raises(BadInputError, match="no tiles for 'tiny-llama'"):
+        load_tiles("tiny-llama", "h200", 2048)
+
+
+def test_tiles_for_a_longer_context_than_any_are_those_of_the_longest():
+    assert load_tiles("qwen2.5-7b", "h200", 2049) == load_tiles("qwen2.5-7b", "h200", 10**6)
+    assert load_tiles("qwen2.5-7b", "h200", 2048) != load_tiles("qwen2.5-7b", "h200", 2049)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "change", "said"),
+    [
+        ("qkv", {"rows": 1}, "qkv: rows is 1"),
+        ("o", {"rows": 3}, "o: rows is 3, which is no power of two"),
+        ("o", {"rows": 1024}, "must divide 3584"),
+        ("down", {"block": 4}, "block is 4"),
+        ("lm_head", {"ahead": 0}, "ahead is 0"),
+        ("gate_up", {"warps": 64}, "warps is 64"),
+        ("attention", {"block": 8}, "attention: block must be at least 16"),
+        ("attention", {"splits": 0}, "splits at least 1"),
+    ],
+)
+def test_tiles_that_do_not_fit_are_named(kernel, change, said):
+    tiles = load_tiles("qwen2.5-7b", "h200", 2048)
+    with pytest.raises(BadInputError, match=said):
+        check_tiles(tiles.having(kernel, replace(tiles.of(kernel), **change)), shape("qwen2.5-7b"))
+
+
+def test_an_entry_with_a_mistake_says_where():
+    with pytest.raises(BadInputError, match=r"h200\.toml: x\.ctx-1: 'qkv'"):
+        from_dict({}, "h200.toml: x.ctx-1")
+    entry = {name: {"rows": 1, "block": 8, "warps": 1} for name in TILED}
+    with pytest.raises(BadInputError, match="unexpected keyword argument 'rows'"):
+        from_dict(entry, "h200.toml: x.ctx-1")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "gemma"}, "model type 'gemma'"),
+        ({"hidden_act": "gelu"}, "'gelu'"),
+        ({"sliding_window": 4096}, "a sliding window"),
+        ({"attention_bias": True}, "a bias"),
+        ({"head_dim": 96}, "96 dimensions"),
+        ({"hidden_size": 72, "head_dim": 16}, "multiples of 16"),
+    ],
+)
+def test_a_model_without_kernels_is_named(change, said):
+    with pytest.raises(UnsupportedError, match=said):
+        shape_of(models.lookup("tiny-llama").config | change)
+
+
+def test_grids_cover_every_output_and_wants_no_argument_that_has_no_type():
+    one = shape("llama-3.1-8b")
+    tiles = load_tiles("llama-3.1-8b", "h200", 2048)
+    built = kernels_of(one, tiles, capacity=4096, pdl=True)
+    for name in ("qkv", "o", "gate_up", "down", "lm_head"):
+        assert built[name].grid[0] * tiles.of(name).rows == one.rows(name)
+    separate = tiles.having("attention", Attention(splits=9, block=64, warps=4))
+    assert list(kernels_of(one, separate, capacity=4096, pdl=True)) == [
+        *("embed", "qkv", "attention", "combine", "o", "gate_up", "down", "lm_head")
+    ]
+    dropped = kernels_of(one, separate, capacity=4096, pdl=True, without_wait="o")
+    assert [name for name, each in dropped.items() if each.constants.get("WAIT") is False] == ["o"]
+
+
+@needs_triton
+def test_every_pointer_has_a_type():
+    from decodegap.fused import kernels
+
+    for kernel in kernels_of(shape("tiny-qwen2"), default_tiles(shape("tiny-qwen2")), capacity=8, pdl=True).values():
+        names = set(getattr(kernels, kernel.function).arg_names)
+        assert set(kernel.constants) <= names
+        assert names - set(kernel.constants) <= set(POINTERS)
+
+
+@pytest.mark.parametrize("slug", PAPER)
+@pytest.mark.parametrize("ctx", [2048, 16384])
+def test_candidates_fit_and_differ(slug, ctx):
+    tiles = load_tiles(slug, "h200", ctx)
+    for kernel in TILED:
+        found = search.candidates(kernel, shape(slug), ctx)
+        assert len(set(found)) == len(found) > 10
+        for tile in found:
+            check_tiles(tiles.having(kernel, tile), shape(slug))
+
+
+def test_a_descent_finds_the_best_tile_of_each_kernel_and_survives_those_that_fail():
+    start = load_tiles("qwen2.5-7b", "h200", 2048)
+    best = {"o": Matvec(rows=4, block=512, warps=2), "attention": Attention(splits=7, block=64, warps=4)}
+    broken = Matvec(rows=1, block=512, warps=2)
+    options = {"attention": [best["attention"]], "o": [broken, best["o"], Matvec(rows=8, block=512, warps=2)]}
+
+    def step_ms(tiles):
+        if tiles.o == broken:
+            raise RuntimeError("out of\nregisters")
+        return 4.0 - sum(0.25 for name, tile in best.items() if tiles.of(name) == tile)
+
+    trials = list(search.descend(start, options, step_ms))
+    assert trials[-1][1].o == best["o"]
+    assert trials[-1][1].attention == best["attention"]
+    assert [tried.step_ms for tried, _ in trials] == [4.0, 3.75, None, 3.5, 3.75]
+    assert trials[2][0].error == "out of registers"
+
+
+def test_without_a_gpu_the_arm_says_so_in_one_line(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(UnsupportedError, match=r"GPU|Triton"):
+        arms.prepare("fused", arms.Setup(None, None, None, 8, "cpu"))
