@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from factory import grid, record, write
 
-from decodegap import bundle, cli, plan, records, report, review, verdicts
+from decodegap import bundle, cli, frame, plan, records, report, review, runner, verdicts
 from decodegap.errors import DecodeGapError
-from decodegap.paths import HERE, Places
+from decodegap.paths import HERE, Places, imported
 
 Member = tuple[tarfile.TarInfo, bytes]
 
@@ -69,8 +69,9 @@ def test_from_one_clone_to_another_the_tables_are_equal(theirs: Path, exported: 
     made = []
     for store in (theirs, local):
         report.rebuild(at, {"tables"}, store=store, gpu="l4")
-        made.append({path.name: path.read_bytes() for path in (store / "l4" / "report").iterdir()})
-    assert made[0] == made[1]
+        made.append({path.name: path.read_text() for path in (store / "l4" / "report").iterdir()})
+    assert "(imported)" in made[1]["actions.md"]
+    assert {name: text.replace("imported", "yours") for name, text in made[1].items()} == made[0]
     assert bundle.export("l4", local, tmp_path / "none", tmp_path / "back").read_bytes() == exported.read_bytes()
     assert len(bundle.bring(exported, local)) == 24, "the same records again are no conflict"
 
@@ -80,7 +81,40 @@ def test_imported_records_are_judged_under_their_own_gpu(tmp_path: Path) -> None
     bundle.bring(bundle.export("l4", tmp_path / "theirs", tmp_path, tmp_path / "out"), tmp_path / "ours")
 
     found = {v.claim.id: v for v in review.judged(HERE, tmp_path / "ours", "l4")}
-    assert (found["l4-qwen25-2048"].word, found["l4-qwen25-2048"].basis) == (verdicts.WORDS[0], "yours")
+    assert (found["l4-qwen25-2048"].word, found["l4-qwen25-2048"].basis) == (verdicts.WORDS[0], "imported")
+    told = "\n".join(review.lines(review.judged(HERE, tmp_path / "ours", "l4"), []))
+    assert "paper 0.81, imported records 0.812" in told
+    assert "yours" not in told
+
+
+def test_imported_records_are_never_taken_for_measured_here(tmp_path: Path) -> None:
+    """They neither count as done in a plan nor hide what is measured here later."""
+    write([record(gpu="l4", step_ms=63.0)], tmp_path / "theirs")
+    ours = tmp_path / "ours"
+    bundle.bring(bundle.export("l4", tmp_path / "theirs", tmp_path, tmp_path / "out"), ours)
+    [task] = plan.baseline(plan.request(gpu="l4", models="qwen2.5-7b", contexts="2048", sessions=1), "l4")
+    assert runner.valid_record(task, ours) is None
+    [line] = report.provenance("l4", [task], ours)
+    assert (line.kind, line.store, line.reason) == ("measured", "imported", "1 sessions, imported")
+    write([record(gpu="l4", step_ms=90.0)], ours)
+    assert {v.claim.id: v for v in review.judged(HERE, ours, "l4")}["l4-qwen25-2048"].basis == "yours"
+    assert report.provenance("l4", [task], ours)[0].store == "yours"
+    view = report.local("l4", ours)
+    assert view is not None
+    assert {(row.store, row.sessions) for row in frame.from_frame(view.frame) if row.gpu == "l4"} == {
+        ("imported", 1), ("yours", 1)
+    }  # fmt: skip
+
+
+def test_imports_of_several_gpus_are_judged_together(tmp_path: Path) -> None:
+    steps = {"h100": 17.0, "a100": 24.0, "l40s": 24.6, "l4": 63.0}
+    for gpu, step in steps.items():
+        write([record(gpu=gpu, step_ms=step)], tmp_path / gpu)
+        bundle.bring(bundle.export(gpu, tmp_path / gpu, tmp_path, tmp_path / "out"), tmp_path / "ours")
+    for gpu in steps:
+        falling = {v.claim.id: v for v in review.judged(HERE, tmp_path / "ours", gpu)}["falling"]
+        assert (falling.word, falling.basis) == ("reproduced", "imported")
+    assert report.local_gpus(tmp_path / "ours") == sorted(steps)
 
 
 def test_shipped_records_are_exported_where_there_are_no_local_ones(tmp_path: Path) -> None:
@@ -228,7 +262,7 @@ def test_bombs_and_noise_are_refused_at_once_with_little_memory(exported: Path, 
 
 
 def test_records_that_are_here_and_differ_are_not_overwritten(exported: Path, tmp_path: Path) -> None:
-    [mine] = write([record(gpu="l4", step_ms=50.0)], tmp_path / "ours")
+    [mine] = write([record(gpu="l4", step_ms=50.0)], imported(tmp_path / "ours"))
     before = mine.read_bytes()
     with pytest.raises(DecodeGapError, match="there already"):
         bundle.bring(exported, tmp_path / "ours")

@@ -140,7 +140,7 @@ def test_yours_of_another_protocol_stand_alone_and_say_how_many_were_left_out(at
     assert set(view.frame["store"]) == {"yours"}
     report.rebuild(at, {"tables"})
     text = (at.local / "h200" / "report" / "grid.md").read_text(encoding="utf-8")
-    assert "12 shipped records" in text
+    assert "12 shipped or imported records" in text
 
 
 def lines(gpu: str, at: Places) -> dict[tuple[str, int], report.Line]:

@@ -11,6 +11,7 @@ from typing import IO
 
 from decodegap import frame, plan, records
 from decodegap.errors import BadInputError, BadRecordError, StoreError
+from decodegap.paths import imported
 from decodegap.records import MANIFEST
 from decodegap.schema import Record
 
@@ -22,14 +23,13 @@ NAME = re.compile(r"([a-z0-9][a-z0-9.-]{0,63})/(?:MANIFEST\.sha256|[a-z]{1,32}/[
 
 
 def export(gpu: str, local: Path, results: Path, folder: Path) -> Path:
-    """Pack the local records of `gpu`, or the shipped ones where there is none, into a tar in `folder`; return it.
+    """Pack the records of `gpu` measured here, else those imported, else the shipped ones, into a tar in `folder`.
 
-    The same records give the same bytes: sorted names, the newest record's time, no owner. Raises `BadInputError`
-    where there is nothing to pack, `BadRecordError` for a bad record.
+    Returns the tar. The same records give the same bytes: sorted names, the newest record's time, no owner. Raises
+    `BadInputError` where there is nothing to pack, `BadRecordError` for a bad record.
     """
-    yours = records.load_all(local, gpu)
-    store = local if yours else results
-    found = yours or records.load_shipped(results, gpu)
+    store = next((each for each in (local, imported(local)) if records.load_all(each, gpu)), results)
+    found = records.load_shipped(results, gpu) if store == results else records.load_all(store, gpu)
     if not found:
         raise BadInputError(f"GPU={gpu}: no records to export; run `make measure GPU={gpu}` first")
     when = max(int(datetime.fromisoformat(record.started_at).timestamp()) for record in found)
@@ -53,9 +53,9 @@ def add(tar: tarfile.TarFile, name: str, content: bytes, mtime: int, mode: int =
 
 
 def bring(source: Path, local: Path, gpu: str = "auto") -> list[Path]:
-    """Check the tar `source` and write its records below `local`, under their own GPU; return the files.
+    """Check the tar `source` and write its records to those imported in `local`, under their own GPU.
 
-    `gpu` is whose records are wanted, `auto` for any.
+    Returns the files. `gpu` is whose records are wanted, `auto` for any.
 
     Nothing is unpacked before its name, kind and size are known to be possible, and nothing is written before every
     record is known to be whole, listed, of this protocol, and no other than what `local` holds. Raises `BadInputError`,
@@ -72,15 +72,16 @@ def bring(source: Path, local: Path, gpu: str = "auto") -> list[Path]:
     if gpu not in ("auto", found[0].cell.gpu):
         raise BadInputError(f"FROM: {source}: holds records of {found[0].cell.gpu}, and GPU={gpu} asks for another's")
     frame.build([], found)  # contradictory or mixed records would stop every table later
+    store = imported(local)
     for record in found:
-        path = records.path_of(local, record.cell, record.session)
+        path = records.path_of(store, record.cell, record.session)
         name = f"{record.cell.gpu}/{record.cell.experiment}/{record.cell.file_name(record.session)}"
         if path.exists() and path.read_bytes() != content[name]:
-            raise BadInputError(f"FROM: {source}: {path} is there already and differs; move yours away first")
+            raise BadInputError(f"FROM: {source}: {path} is there already and differs; move it away first")
     written = []
     for record in found:
-        path = records.path_of(local, record.cell, record.session)
-        records.write_atomically(path, content[f"{record.cell.gpu}/{path.relative_to(local / record.cell.gpu)}"])
+        path = records.path_of(store, record.cell, record.session)
+        records.write_atomically(path, content[str(path.relative_to(store))])
         written.append(path)
     return written
 
@@ -159,5 +160,5 @@ def _record(name: str, data: bytes, source: Path) -> Record:
 
 def describe(found: Sequence[Path], local: Path) -> str:
     """What was brought in, in one line."""
-    gpu = found[0].relative_to(local).parts[0]
+    gpu = found[0].relative_to(imported(local)).parts[0]
     return f"imported {len(found)} records of {gpu}; `make tables figures verify GPU={gpu}` shows them"

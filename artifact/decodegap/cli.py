@@ -21,7 +21,7 @@ from decodegap.errors import (
     WrongGpuError,
 )
 from decodegap.gpus import Device, Gpu
-from decodegap.paths import HERE
+from decodegap.paths import HERE, imported
 from decodegap.plan import Request, Task
 
 
@@ -67,7 +67,7 @@ def context(env: Mapping[str, str]) -> Context:
         if folder.exists() and not folder.is_dir():
             raise StoreError(f"{folder}: is no folder, and records are kept in one there; move it away")
     devices = gpus.detect()
-    gpu, device = gpus.choose(req.gpu, devices, extra=[*_kept(HERE.results), *_kept(store)])
+    gpu, device = gpus.choose(req.gpu, devices, extra=[*_kept(HERE.results), *_kept(store), *_kept(imported(store))])
     return Context(
         request=req,
         devices=devices,

@@ -36,7 +36,7 @@ class View:
     frame: "pd.DataFrame"
     published: Published
     folder: Path | None
-    left_out: int = 0  # shipped records of another protocol than yours, which cannot stand in one table with them
+    left_out: int = 0  # others' records of another protocol than yours, which cannot stand in one table with them
     kept: tuple[Kept, ...] = ()
 
     @property
@@ -93,7 +93,7 @@ def name_for(view: View, name: str) -> str | None:
 def table(view: View, name: str) -> Table:
     """Table `name` of `view`; it says how many shipped records could not stand in it."""
     made = (CPU_TABLES if view.is_cpu else TABLES)[name](view)
-    note = f"{view.left_out} shipped records were measured by another protocol and are not shown here."
+    note = f"{view.left_out} shipped or imported records were measured by another protocol and are not shown here."
     return replace(made, notes=(*made.notes, note)) if view.left_out else made
 
 

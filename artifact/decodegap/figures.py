@@ -146,7 +146,11 @@ def cpu(frame: "pd.DataFrame") -> "Figure":
 
 
 def _is_yours(entry: Entry) -> bool:
-    return entry.row is not None and entry.row.store == "yours"
+    return _store(entry) not in ("", "shipped")
+
+
+def _store(entry: Entry) -> str:
+    return entry.row.store if entry.row else ""
 
 
 def _context_curve(axes: "Axes", points: Sequence[Entry], index: int) -> None:
@@ -201,6 +205,6 @@ def _kind_keys(found: Sequence[Entry], published: str) -> list[Any]:
     keys = [draw.marker_key("measured")] if any(e.kind == "measured" for e in found) else []
     if any(e.kind == "published" for e in found):
         keys.append(draw.marker_key(published, hollow=True))
-    if any(_is_yours(e) for e in found):
-        keys.append(draw.marker_key("yours", edge=True))
+    if stores := sorted({_store(e) for e in found if _is_yours(e)}, reverse=True):
+        keys.append(draw.marker_key(", ".join(stores), edge=True))
     return keys

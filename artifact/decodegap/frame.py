@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 MEDIAN_TOLERANCE = 1e-3  # a record may round its medians; more than that is a record that contradicts itself
 
 
-def build(shipped: Iterable[Record], yours: Iterable[Record] = ()) -> "pd.DataFrame":
+def build(shipped: Iterable[Record], yours: Iterable[Record] = (), imported: Iterable[Record] = ()) -> "pd.DataFrame":
     """The frame of these records: one row per store, cell, arm, host and outcome, with the columns of `CellRow`.
 
     Raises `BadRecordError` where two protocols would meet in one experiment, or a record contradicts itself.
     """
-    return to_frame(cells([*sessions(shipped, "shipped"), *sessions(yours, "yours")]))
+    stores: dict[Store, Iterable[Record]] = {"shipped": shipped, "yours": yours, "imported": imported}
+    return to_frame(cells([row for store, found in stores.items() for row in sessions(found, store)]))
 
 
 def to_frame(rows: Sequence[CellRow]) -> "pd.DataFrame":
@@ -93,8 +94,8 @@ def check_protocols(rows: Sequence[SessionRow]) -> None:
                 )
 
 
-def comparable(shipped: Sequence[Record], yours: Sequence[Record]) -> list[Record]:
-    """Those of `shipped` that may stand in one table with `yours`: same protocol, and the same weights of a model."""
+def comparable(others: Sequence[Record], yours: Sequence[Record]) -> list[Record]:
+    """Those of `others` that may stand in one table with `yours`: same protocol, and the same weights of a model."""
     families = {r.cell.experiment: protocol_family(r.protocol) for r in yours}
     revisions = {(r.cell.experiment, r.cell.model): r.protocol.weights_revision for r in yours}
 
@@ -103,7 +104,7 @@ def comparable(shipped: Sequence[Record], yours: Sequence[Record]) -> list[Recor
         same_weights = revisions.get((cell.experiment, cell.model), revision) == revision
         return same_weights and families.get(cell.experiment, family) == family
 
-    return [record for record in shipped if agrees(record)]
+    return [record for record in others if agrees(record)]
 
 
 def protocol_family(protocol: Protocol) -> str:

@@ -8,7 +8,7 @@ from decodegap import floor, gpus, models, predict
 from decodegap.frame import from_frame
 from decodegap.plan import PAPER_CONTEXTS
 from decodegap.published import DTYPE, Published
-from decodegap.rows import CellRow
+from decodegap.rows import CellRow, whose
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,9 +77,8 @@ class Entry:
         """The GPU's label, with the store and the host where more than the shipped one host is meant."""
         if self.row is None or self.kind != "measured":
             return self.gpu_label
-        yours = " (yours)" if self.row.store == "yours" else ""
         host = f" #{self.row.hosts.index(self.row.host) + 1}" if len(self.row.hosts) > 1 else ""
-        return f"{self.gpu_label}{host}{yours}"
+        return f"{self.gpu_label}{host}{whose(self.row.store)}"
 
 
 def entries(frame: "pd.DataFrame", published: Published, fitted: predict.Model | None = None) -> list[Entry]:

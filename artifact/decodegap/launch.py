@@ -10,7 +10,7 @@ from typing import Any
 
 from decodegap import anatomy, frame, models, plan, stats
 from decodegap.grid import model_label
-from decodegap.rows import Store
+from decodegap.rows import Store, whose
 from decodegap.schema import Anatomy, Attestation, Record
 from decodegap.stats import Method, Summary
 
@@ -51,12 +51,12 @@ class Where:
     @property
     def system(self) -> str:
         """The GPU for people, with the store where it is not the shipped one."""
-        return self.gpu_label + (" (yours)" if self.store == "yours" else "")
+        return self.gpu_label + whose(self.store)
 
     @property
     def short(self) -> str:
         """The cell in as few letters as a figure needs."""
-        return short(self.gpu_label, self.model, self.ctx) + (" (yours)" if self.store == "yours" else "")
+        return short(self.gpu_label, self.model, self.ctx) + whose(self.store)
 
 
 @dataclass(frozen=True)

@@ -61,5 +61,10 @@ class Places:
         return self.root / "paper"
 
 
+def imported(store: Path) -> Path:
+    """Where the local `store` keeps records that others measured: apart, so that they never count as measured here."""
+    return store / "imported"
+
+
 HERE = Places(Path(__file__).resolve().parents[2])
 DATA = Path(__file__).resolve().parent / "data"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from decodegap import frame, plan, records, report
 from decodegap.errors import BadInputError, BadRecordError
-from decodegap.paths import HERE, Places
+from decodegap.paths import HERE, Places, imported
 from decodegap.schema import Record
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _in_twin(path: Path) -> re.Match[bytes] | None:
 def _known(store: Path, at: Places) -> dict[str, Source]:
     """Every valid record here by its content hash; the shipped copy where a local one is the same."""
     found: dict[str, Source] = {}
-    for base in (store, at.results):
+    for base in (imported(store), store, at.results):
         for path in sorted(base.glob("*/*/*_s*.json")):
             if path.relative_to(base).parts[0] not in ("aside", "local"):
                 record = records.load(path)
@@ -147,11 +147,10 @@ def _behind(digest: str, store: Path, at: Places) -> tuple[str, ...] | None:
 
 def _frames(store: Path, at: Places) -> Iterator["pd.DataFrame"]:
     yield report.paper(at).frame
-    for folder in sorted(store.glob("*")):
-        if records_there := next(records.files(store, folder.name), None):
-            view = report.local(records_there.relative_to(store).parts[0], store, at)
-            if view is not None:
-                yield view.frame
+    for gpu in report.local_gpus(store):
+        view = report.local(gpu, store, at)
+        if view is not None:
+            yield view.frame
 
 
 def _parts(table: "pd.DataFrame") -> Iterator["pd.DataFrame"]:

@@ -15,11 +15,11 @@ from decodegap.errors import BadInputError, StoreError
 from decodegap.exhibits import FIGURES, TABLES, View, figure, figures_of, fit, table, tables_of
 from decodegap.grid import EXCLUDED, NOT_QUOTED, Kind
 from decodegap.launch import SAME_WORK, Kept
-from decodegap.paths import HERE, Places
+from decodegap.paths import HERE, Places, imported
 from decodegap.plan import Task
 from decodegap.published import Published
 from decodegap.render import Table
-from decodegap.rows import CellRow
+from decodegap.rows import CellRow, Store
 from decodegap.schema import Cell, Record
 
 if TYPE_CHECKING:
@@ -67,15 +67,21 @@ def paper(at: Places = HERE) -> View:
 
 
 def local(gpu: str, store: Path, at: Places = HERE) -> View | None:
-    """The view of this machine's records of `gpu` beside the shipped ones; None if it has none. Raises as `paper`."""
+    """The view of the local records of `gpu`, measured here or imported, beside the shipped and all imported ones.
+
+    None if there are none of `gpu`. Raises as `paper`.
+    """
     yours = records.load_all(store, gpu)
-    if not yours:
+    brought = [] if gpu == "cpu" else _imported(store)
+    mine = yours or [record for record in brought if record.cell.gpu == gpu]
+    if not mine:
         return None
-    all_shipped = [] if gpu == "cpu" else shipped(at)
-    beside = frame.comparable(all_shipped, yours)
-    found = frame.build(beside, yours)
-    kept = (*(Kept("shipped", record) for record in beside), *(Kept("yours", record) for record in yours))
-    return View(found, published.load(at.published), store / gpu / "report", len(all_shipped) - len(beside), kept)
+    others: dict[Store, list[Record]] = {"shipped": [] if gpu == "cpu" else shipped(at), "imported": brought}
+    beside = {store: frame.comparable(found, mine) for store, found in others.items()}
+    left_out = sum(map(len, others.values())) - sum(map(len, beside.values()))
+    stores: dict[Store, list[Record]] = {"shipped": beside["shipped"], "yours": yours, "imported": beside["imported"]}
+    kept = tuple(Kept(store, record) for store, found in stores.items() for record in found)
+    return View(frame.build(*stores.values()), published.load(at.published), store / gpu / "report", left_out, kept)
 
 
 def shipped(at: Places = HERE) -> list[Record]:
@@ -83,6 +89,15 @@ def shipped(at: Places = HERE) -> list[Record]:
     return [
         record for gpu in _gpus_in(at.results) if gpu != "local" for record in records.load_shipped(at.results, gpu)
     ]
+
+
+def _imported(store: Path) -> list[Record]:
+    return [record for gpu in _gpus_in(imported(store)) for record in records.load_all(imported(store), gpu)]
+
+
+def local_gpus(store: Path) -> list[str]:
+    """The GPUs that `store` has records of, measured here or imported."""
+    return sorted({*_gpus_in(store), *_gpus_in(imported(store))})
 
 
 def from_notebook(names: Mapping[str, Any], at: Places = HERE) -> Views:
@@ -96,7 +111,7 @@ def from_notebook(names: Mapping[str, Any], at: Places = HERE) -> Views:
         raise BadInputError(f"results: {results!r} is not a folder")
     store = plan.place("RESULTS", results) if results else at.local
     wanted = plan.request(gpu=given.get("gpu", "auto")).gpu
-    known = [*_gpus_in(at.results), *_gpus_in(store)]
+    known = [*_gpus_in(at.results), *local_gpus(store)]
     gpu = gpus.choose(wanted, gpus.detect() if wanted not in known else [], extra=known)[0].slug
     beside = None if gpu == "cpu" else local(gpu, store, at)
     return Views(store=store, main=beside or paper(at), cpu=local("cpu", store, at))
@@ -111,7 +126,7 @@ def rebuild(
     is loaded and checked, so a bad record leaves all files as they were. Raises as `paper`.
     """
     store = store or at.local
-    mine = [local(slug, store, at) for slug in ([gpu] if gpu else _gpus_in(store))]
+    mine = [local(slug, store, at) for slug in ([gpu] if gpu else local_gpus(store))]
     views = [paper(at), *(view for view in mine if view is not None)]
     return [_put(path, content) for view in views for path, content in _files(view, at, what)]
 
@@ -167,9 +182,11 @@ def provenance(gpu: str, tasks: Sequence[Task], store: Path, at: Places = HERE) 
     `tasks` are one GPU's, `gpu`. Raises as `paper`.
     """
     study = published.load(at.published)
-    yours = frame.sessions(records.load_all(store, gpu), "yours")
-    theirs = [] if gpu == "cpu" else frame.sessions(records.load_shipped(at.results, gpu), "shipped")
-    rows = [*frame.cells(yours), *frame.cells(theirs)]
+    stores: dict[Store, list[Record]] = {"yours": records.load_all(store, gpu)}
+    if gpu != "cpu":
+        stores["imported"] = records.load_all(imported(store), gpu)
+        stores["shipped"] = records.load_shipped(at.results, gpu)
+    rows = [row for name, found in stores.items() for row in frame.cells(frame.sessions(found, name))]
     fitted = fit(shipped(at))
     wanted: dict[Cell, int] = {}
     for task in tasks:
@@ -191,7 +208,7 @@ def epoch_s(view: View) -> int:
 
 def _line(cell: Cell, wanted: int, rows: Sequence[CellRow], study: Published, fitted: predict.Model | None) -> Line:
     here = [row for row in rows if _is(row, cell)]
-    for store in ("yours", "shipped"):
+    for store in ("yours", "imported", "shipped"):
         ok = [row for row in here if row.store == store and row.outcome == "ok"]
         if ok:
             number = len({(row.host, session) for row in ok for session in row.session_ids})  # an A/B has two arms

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decodegap import claims, frame, published, records, render, report, tables_review, tensions, verdicts
+from decodegap import claims, frame, records, render, report, tables_review, tensions, verdicts
 from decodegap.paths import HERE, Places
 from decodegap.published import Published
 from decodegap.schema import Record
@@ -17,21 +17,24 @@ if TYPE_CHECKING:
 
 
 def judged(at: Places = HERE, store: Path | None = None, gpu: str = "") -> list[Verdict]:
-    """The verdicts over the shipped records, or with those of `gpu` in `store` in place of its shipped ones."""
-    study = published.load(at.published)
-    yours = records.load_all(store, gpu) if store is not None and gpu else []
-    return verdicts.judge(claims.load(at.claims, study), study, report.shipped(at), yours)
+    """The verdicts over the shipped records, or over all that the local report of `gpu` in `store` shows."""
+    view = report.local(gpu, store, at) if store is not None and gpu not in ("", "cpu") else None
+    return _over(view or report.paper(at), at)
 
 
 def show(view: "View", at: Places = HERE) -> Any:
     """The verdicts over what `view` shows, with the findings, for a notebook to display."""
     from IPython.display import Markdown
 
-    shipped, yours = ([each.record for each in view.kept if each.store == store] for store in ("shipped", "yours"))
-    found = verdicts.judge(claims.load(at.claims, view.published), view.published, shipped, yours)
+    found = _over(view, at)
     table = tables_review.claims(found, frame.records_hash(view.frame))
     findings = tensions.findings(view.published)
     return Markdown("\n".join([render.markdown(table), "", *(f"- {finding.text}" for finding in findings)]))
+
+
+def _over(view: "View", at: Places) -> list[Verdict]:
+    stores = ([each.record for each in view.kept if each.store == store] for store in ("shipped", "yours", "imported"))
+    return verdicts.judge(claims.load(at.claims, view.published), view.published, *stores)
 
 
 def lines(found: Sequence[Verdict], findings: Sequence[Finding]) -> Iterator[str]:
@@ -40,7 +43,9 @@ def lines(found: Sequence[Verdict], findings: Sequence[Finding]) -> Iterator[str
         row = dict(zip(("claim", "whose", "kind", "expected", "found", "difference", "allowed", "verdict"),
                        tables_review.claims([verdict], "").rows[0], strict=True))  # fmt: skip
         whose = "paper" if verdict.claim.source == "study" else "expected"
-        yours = {"shipped": "shipped records", "": "yours"}.get(verdict.basis, verdict.basis)
+        yours = {"shipped": "shipped records", "imported": "imported records", "": "found"}.get(
+            verdict.basis, verdict.basis
+        )
         yield f"{row['claim']}: {row['verdict']}"
         yield (f"    {whose} {row['expected']}, {yours} {row['found']}, difference {row['difference']}, "
                f"allowed {row['allowed']}; {verdict.detail}")  # fmt: skip

@@ -5,7 +5,12 @@ from typing import Literal
 
 from decodegap.schema import Outcome
 
-Store = Literal["shipped", "yours"]
+Store = Literal["shipped", "yours", "imported"]
+
+
+def whose(store: str) -> str:
+    """What stands after a system's name so that nobody takes one store's values for another's."""
+    return "" if store in ("", "shipped") else f" ({store})"
 
 
 @dataclass(frozen=True)

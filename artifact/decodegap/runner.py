@@ -162,7 +162,7 @@ def set_aside(path: Path, store: Path) -> Path:
 
 def sweep(store: Path) -> None:
     """Remove what a killed writer left: unfinished temporary files, never a record."""
-    for leftover in store.glob("*/*/.*.partial"):
+    for leftover in store.rglob(".*.partial"):
         leftover.unlink(missing_ok=True)
 
 

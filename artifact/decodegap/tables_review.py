@@ -8,7 +8,7 @@ from decodegap.frame import from_frame, records_hash
 from decodegap.grid import LEGEND, MARKS, model_label
 from decodegap.published import Published
 from decodegap.render import Table
-from decodegap.rows import CellRow
+from decodegap.rows import CellRow, whose
 from decodegap.schema import Record
 from decodegap.tables import DASH, number
 from decodegap.verdicts import Verdict, count
@@ -139,10 +139,10 @@ def _again(row: CellRow, rows: Iterable[CellRow]) -> bool:
 
 def _action_row(row: CellRow) -> tuple[str, ...]:
     data = _action_data(row)
-    yours = " (yours)" if row.store == "yours" else ""
     host = f" #{row.hosts.index(row.host) + 1}" if len(row.hosts) > 1 else ""
     rates = [number(data[f"actions_{n}_per_s"]) for n in ACTION_TOKENS]
-    return (row.gpu_label + host + yours, model_label(row.model), str(row.ctx), row.arm, number(row.step_ms, 4),
+    system = row.gpu_label + host + whose(row.store)
+    return (system, model_label(row.model), str(row.ctx), row.arm, number(row.step_ms, 4),
             number(data["tokens_per_s"]), *rates, number(row.energy_j_per_step), str(row.sessions))  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from decodegap.schema import Record
 
 Word = Literal["reproduced", "not reproduced", "consistent with prediction", "not measured here"]
 WORDS: tuple[Word, ...] = ("reproduced", "not reproduced", "consistent with prediction", "not measured here")
-Basis = Literal["yours", "shipped", "arithmetic", "predicted", ""]
+Basis = Literal["yours", "imported", "shipped", "arithmetic", "predicted", ""]
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,18 @@ class Verdict:
 
 
 def judge(
-    claims: Sequence[Claim], published: Published, shipped: Iterable[Record], yours: Iterable[Record] = ()
+    claims: Sequence[Claim],
+    published: Published,
+    shipped: Iterable[Record],
+    yours: Iterable[Record] = (),
+    imported: Iterable[Record] = (),
 ) -> list[Verdict]:
     """A verdict for every claim; one about `each` GPU gets one for each GPU that has records.
 
-    Where a GPU has records of yours, they are the evidence for it and the shipped ones are not: nothing is pooled.
+    Where a GPU has records of yours, they are the evidence for it, else those you imported, else the shipped ones:
+    nothing is pooled.
     """
-    evidence, bases = _evidence(shipped, yours)
+    evidence, bases = _evidence({"yours": yours, "imported": imported, "shipped": shipped})
     predicted = _predictions(evidence, published)
     return [_verdict(claim, gpu, evidence, bases, predicted) for claim in claims for gpu in _asked(claim, evidence)]
 
@@ -59,10 +64,10 @@ def count(verdicts: Iterable[Verdict]) -> dict[Word, int]:
     return {word: words.count(word) for word in WORDS}
 
 
-def _evidence(shipped: Iterable[Record], yours: Iterable[Record]) -> tuple[Evidence, dict[str, Store]]:
+def _evidence(stores: Mapping[Store, Iterable[Record]]) -> tuple[Evidence, dict[str, Store]]:
     by_gpu: dict[str, list[Record]] = {}
     bases: dict[str, Store] = {}
-    for store, found in (("yours", yours), ("shipped", shipped)):
+    for store, found in stores.items():
         here: dict[str, list[Record]] = {}
         for record in found:
             if record.cell.gpu != "cpu" and not record.stand_in:
@@ -70,7 +75,7 @@ def _evidence(shipped: Iterable[Record], yours: Iterable[Record]) -> tuple[Evide
         for gpu, each in here.items():
             if gpu not in by_gpu:
                 by_gpu[gpu] = each
-                bases[gpu] = "yours" if store == "yours" else "shipped"
+                bases[gpu] = store
     return by_gpu, bases
 
 
@@ -90,7 +95,7 @@ def _verdict(
     found = measures.find(claim, gpu, evidence)
     if found is not None:
         word: Word = "reproduced" if claim.holds(found.value) else "not reproduced"
-        mixed: Basis = "yours" if "yours" in bases.values() else "shipped"
+        mixed: Basis = next((store for store in ("yours", "imported") if store in bases.values()), "shipped")
         basis: Basis = "arithmetic" if claim.gpu == "none" else bases.get(gpu, mixed)
         return Verdict(claim, gpu, word, found.value, None, None, basis, found.detail)
     needed = what_it_takes(claim, gpu, evidence)
