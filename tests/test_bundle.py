@@ -109,7 +109,7 @@ def test_imported_records_are_never_taken_for_measured_here(tmp_path: Path) -> N
 def test_imports_of_several_gpus_are_judged_together(tmp_path: Path) -> None:
     steps = {"h100": 17.0, "a100": 24.0, "l40s": 24.6, "l4": 63.0}
     for gpu, step in steps.items():
-        write([record(gpu=gpu, step_ms=step)], tmp_path / gpu)
+        write([record(gpu=gpu, step_ms=step + k / 10, session=k) for k in (1, 2)], tmp_path / gpu)
         bundle.bring(bundle.export(gpu, tmp_path / gpu, tmp_path, tmp_path / "out"), tmp_path / "ours")
     for gpu in steps:
         falling = {v.claim.id: v for v in review.judged(HERE, tmp_path / "ours", gpu)}["falling"]

@@ -1,6 +1,7 @@
 """Whether each claim's verdict comes from records alone, flips with them, and rubbish is refused in one line."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,19 @@ from pathlib import Path
 import pytest
 from factory import grid, record, write
 
-from decodegap import claims, cli, frame, measures, published, records, review, tables_review, tensions, verdicts
+from decodegap import (
+    claims,
+    cli,
+    frame,
+    measures,
+    predict,
+    published,
+    records,
+    review,
+    tables_review,
+    tensions,
+    verdicts,
+)
 from decodegap.claims import Claim
 from decodegap.errors import BadInputError
 from decodegap.paths import HERE, Places
@@ -120,12 +133,12 @@ def test_yours_stand_in_for_the_shipped_of_that_gpu_and_are_called_so() -> None:
 
 def test_ordering_and_counting_over_the_studys_gpus() -> None:
     fast = {"h100": 17.0, "a100": 24.0, "l40s": 24.6, "l4": 63.0}
-    every = [r for gpu, step in fast.items() for r in grid(gpu, sessions=1, factor=step / 21.0)]
+    every = [r for gpu, step in fast.items() for r in grid(gpu, sessions=2, factor=step / 21.0)]
     found = judge(*every)
     assert found["falling"].word == "reproduced", found["falling"].detail
     assert (found["cells"].value, found["cells"].word) == (48, "reproduced")
     lost = [
-        record(gpu="l4", model=r.cell.model, ctx=r.cell.ctx, outcome="oom", reasons=["asked for 3 GB"])
+        record(gpu="l4", model=r.cell.model, ctx=r.cell.ctx, session=r.session, outcome="oom", reasons=["3 GB"])
         if r.cell.gpu == "l4" and r.cell.ctx == 16384
         else r
         for r in every
@@ -134,8 +147,70 @@ def test_ordering_and_counting_over_the_studys_gpus() -> None:
     assert (found["cells"].value, found["cells"].word) == (45, "reproduced")
     assert found["l4-min"].detail == "9 cells, 3 lost to out-of-memory"
     assert found["l4-oom"].word == "not reproduced"
-    steps = {"h100": 5.0, "a100": 24.0, "l40s": 24.6, "l4": 63.0}
-    assert judge(*[record(gpu=gpu, step_ms=step) for gpu, step in steps.items()])["falling"].word == "not reproduced"
+    assert judged_order(h100=(5.0, 5.1)).word == "not reproduced"
+
+
+def judged_order(**steps_ms: tuple[float, ...]) -> Verdict:
+    """The verdict on the fraction's fall, for sessions with these steps on the study's GPUs."""
+    fast = {"h100": (17.0, 17.2), "a100": (24.0, 24.2), "l40s": (24.6, 24.8), "l4": (63.0, 63.2)} | steps_ms
+    every = [record(gpu=gpu, step_ms=ms, session=k) for gpu, each in fast.items() for k, ms in enumerate(each, 1)]
+    return judge(*every)["falling"]
+
+
+def test_an_order_is_settled_only_where_the_sessions_of_neighbours_do_not_overlap() -> None:
+    assert judged_order().word == "reproduced"
+    blurred = judged_order(a100=(20.0, 29.0), h100=(15.0, 18.0))  # 0.26 to 0.38 and 0.25 to 0.31
+    assert (blurred.word, blurred.value) == ("not measured here", 1.0)
+    assert blurred.detail.startswith("the sessions of a100 and h100 overlap, so their order is not settled: l4 0.811 (")
+    assert "SESSIONS=10" in blurred.detail
+    risen = judged_order(a100=(20.0, 29.0), h100=(13.0, 15.0))
+    assert (risen.word, risen.value) == ("not measured here", 0.0)
+    single = judged_order(l4=(63.0,))
+    assert (single.word, single.value) == ("not measured here", 1.0)
+    assert single.detail.startswith("too few sessions of l4 to tell")
+
+
+def test_a_predicted_order_needs_ranges_that_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = by_id(review.judged())["falling"]
+    assert (found.word, found.basis) == ("not measured here", "predicted")
+    assert "these ranges overlap" in found.detail
+    narrow = {
+        (gpu, "qwen2.5-7b", 2048, "floor_fraction"): predict.Prediction(
+            gpu, "qwen2.5-7b", 2048, "floor_fraction", mid - 0.02, mid, mid + 0.02, None, None, host_bound=False
+        )
+        for gpu, mid in {"h100": 0.27, "a100": 0.32, "l40s": 0.72, "l4": 0.81}.items()
+    }
+    monkeypatch.setattr(verdicts, "_predictions", lambda *_: narrow)
+    assert judge()["falling"].word == "consistent with prediction"
+
+
+def test_what_is_not_measured_names_the_command_and_the_minutes() -> None:
+    found = judge(*grid("h200"), record(experiment="graphs", arm="ab", arms={"eager-pinned": 20.0, "graph": 7.0}))
+    for verdict in found.values():
+        if verdict.word == "not measured here" and verdict.claim.experiment != "quantised":
+            assert re.search(
+                r"`make reproduce GPU=\S+ EXPERIMENTS=\w+.*`.*, about \d+ min \(\d+ sessions", verdict.detail
+            )
+    one = found["a100-qwen25-16384"].detail
+    assert "`make reproduce GPU=a100 EXPERIMENTS=baseline MODELS=qwen2.5-7b CONTEXTS=16384`, about 1 min (3 " in one
+    every = found["l4-median"].detail
+    assert "`make reproduce GPU=l4 EXPERIMENTS=baseline`, about 4 min (36 sessions of 6 s, as on h200)" in every
+    assert "minutes unknown" in judge()["l4-median"].detail
+
+
+def test_energy_is_judged_by_the_worst_session() -> None:
+    def pair(session: int, joules: float) -> Record:
+        arms = {"eager-pinned": 20.0, "graph": 7.0}
+        made = record(experiment="graphs", arm="ab", arms=arms, session=session)
+        series = [
+            each.model_copy(update={"energy_j_per_step": joules if each.arm == "graph" else 4.0})
+            for each in made.series
+        ]
+        return made.model_copy(update={"series": series})
+
+    assert judge(pair(1, 2.0), pair(2, 3.0))["graph-energy"].word == "reproduced"
+    worse = judge(pair(1, 2.0), pair(2, 4.1))["graph-energy"]
+    assert (worse.word, worse.value) == ("not reproduced", pytest.approx(4.1 / 4.0))
 
 
 def test_void_ab_sessions_count_against_the_attestation() -> None:

@@ -21,14 +21,16 @@ EAGER, GRAPH = "eager-pinned", "graph"
 GRAPH_LAUNCHED = ("graph", "graph-static", "graph-stock", "compiled")
 QUANTISED = ("bf16", "bnb-nf4", "awq-marlin", "gptq-exllamav2")
 STUDY_CELLS = 12  # three models by four contexts
+MIN_FOR_RANGE = 2
 
 
 @dataclass(frozen=True)
 class Found:
-    """A value, and what it was found from."""
+    """A value, and what it was found from. `unsettled` says why the records do not decide; empty where they do."""
 
     value: float
     detail: str
+    unsettled: str = ""
 
 
 def find(claim: Claim, gpu: str, evidence: Evidence) -> Found | None:
@@ -42,13 +44,13 @@ def find(claim: Claim, gpu: str, evidence: Evidence) -> Found | None:
 
 
 def quantised_order(claim: Claim, records: Sequence[Record]) -> Found | None:
-    """1 if the four paths' steps fall in the study's order, 0 if not."""
-    steps = [_step(records, "quantised", claim.model, claim.ctx, arm) for arm in QUANTISED]
-    known = [step for step in steps if step is not None]
-    if len(known) < len(QUANTISED):
-        return None
-    text = " > ".join(f"{arm} {step:.2f}" for arm, step in zip(QUANTISED, known, strict=True))
-    return Found(float(all(a > b for a, b in pairwise(known))), text)
+    """1 if the four paths' steps (ms) fall in the study's order, 0 if not."""
+    return _order(
+        {
+            arm: [step for row in _of_cell(claim, _rows(records, "quantised", arm)) for step in row.values_ms]
+            for arm in QUANTISED
+        }
+    )
 
 
 def quantised_gain(claim: Claim, records: Sequence[Record]) -> Found | None:
@@ -66,12 +68,14 @@ def step_ms(claim: Claim, records: Sequence[Record]) -> Found | None:
 
 def fraction(claim: Claim, records: Sequence[Record]) -> Found | None:
     """Published floor over the mean step of the claim's baseline cell."""
-    rows = [r for r in _rows(records, "baseline", claim.arm) if (r.model, r.ctx) == (claim.model, claim.ctx)]
+    rows = _of_cell(claim, _rows(records, "baseline", claim.arm))
     values = [row.fraction_published for row in rows if row.fraction_published is not None]
     if not values:
         return None
     hosts = f" on {len(rows)} hosts, mean of their fractions" if len(rows) > 1 else ""
-    return Found(statistics.fmean(values), f"{sum(row.sessions for row in rows)} sessions{hosts}")
+    each = _fractions(rows)
+    span = f" from {min(each):.3f} to {max(each):.3f}" if len(each) > 1 else ""
+    return Found(statistics.fmean(values), f"{len(each)} sessions{span}{hosts}")
 
 
 def over_cells(pick: Callable[[list[float]], float]) -> "Callable[[Claim, Sequence[Record]], Found | None]":
@@ -141,7 +145,7 @@ def attested(_claim: Claim, records: Sequence[Record]) -> Found | None:
 
 def graph_over_floor(claim: Claim, records: Sequence[Record]) -> Found | None:
     """The graph arm's mean step over the published floor."""
-    rows = [r for r in _rows(records, "graphs", claim.arm) if (r.model, r.ctx) == (claim.model, claim.ctx)]
+    rows = _of_cell(claim, _rows(records, "graphs", claim.arm))
     values = [1 / row.fraction_published for row in rows if row.fraction_published]
     return Found(statistics.fmean(values), f"{sum(row.sessions for row in rows)} sessions") if values else None
 
@@ -169,25 +173,23 @@ def auto_over_eager(claim: Claim, records: Sequence[Record]) -> Found | None:
 
 
 def energy_ratio(claim: Claim, records: Sequence[Record]) -> Found | None:
-    """Joules a token of the graph arm over the eager arm's, mean over A/B sessions."""
+    """Joules a token of the graph arm over the eager arm's, the largest of any A/B session."""
     ratios = []
     for record in _of(records, "graphs", claim.model, claim.ctx, "ab"):
         joules = {s.arm: s.energy_j_per_step for s in record.series}
         slow, fast = joules.get(EAGER), joules.get(GRAPH)
         if slow and fast:
             ratios.append(fast / slow)
-    return Found(statistics.fmean(ratios), f"{len(ratios)} sessions") if ratios else None
+    if not ratios:
+        return None
+    return Found(max(ratios), f"largest of {len(ratios)} sessions, mean {statistics.fmean(ratios):.3f}")
 
 
 def falling(claim: Claim, evidence: Evidence) -> Found | None:
     """1 if the fraction falls from GPU to GPU in the order of their peaks, 0 if not; needs all of the study's GPUs."""
     cards = sorted(_study_gpus(), key=lambda slug: gpus.catalogue()[slug].peak_gb_s or 0.0)
-    found = {slug: fraction(claim, evidence.get(slug, ())) for slug in cards}
-    values = [each.value for each in found.values() if each]
-    if len(values) < len(cards):
-        return None
-    text = " > ".join(f"{slug} {value:.3f}" for slug, value in zip(cards, values, strict=True))
-    return Found(float(all(a > b for a, b in pairwise(values))), text)
+    rows = {slug: _of_cell(claim, _rows(evidence.get(slug, ()), "baseline", claim.arm)) for slug in cards}
+    return _order({slug: _fractions(found) for slug, found in rows.items()})
 
 
 def valid_cells(claim: Claim, evidence: Evidence) -> Found | None:
@@ -217,6 +219,36 @@ def floor_ms(claim: Claim) -> Found:
     model, card = models.lookup(claim.model or ""), gpus.catalogue()[claim.card or ""]
     n_bytes = model.weight_bytes(DTYPE) + model.kv_bytes(claim.ctx or 0, DTYPE)
     return Found(floor.floor_ms(n_bytes, card.peak_gb_s or 0.0), f"{n_bytes / 1e9:.3f} GB at {card.peak_gb_s:g} GB/s")
+
+
+def _order(values: Mapping[str, Sequence[float]]) -> Found | None:
+    """1 if the values fall from name to name, 0 if they do not; None if a name has none.
+
+    Settled only where the sessions of neighbours do not overlap; a single session has no range to say so.
+    """
+    if not all(values.values()):
+        return None
+    middles = {name: statistics.fmean(each) for name, each in values.items()}
+    text = " > ".join(f"{name} {middles[name]:.3g} ({min(v):.3g} to {max(v):.3g})" for name, v in values.items())
+    few = [name for name, each in values.items() if len(each) < MIN_FOR_RANGE]
+    blurred = [f"{a} and {b}" for a, b in pairwise(values) if _overlap(values[a], values[b])]
+    unsettled = f"too few sessions of {', '.join(few)} to tell" if few else ""
+    if blurred:
+        unsettled = f"the sessions of {', and those of '.join(blurred)} overlap, so their order is not settled"
+    return Found(float(all(a > b for a, b in pairwise(middles.values()))), text, unsettled)
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
+    return min(one) <= max(other) and min(other) <= max(one)
+
+
+def _fractions(rows: Iterable[CellRow]) -> list[float]:
+    """The published fraction of each session."""
+    return [row.floor_published_ms / step for row in rows if row.floor_published_ms for step in row.values_ms]
+
+
+def _of_cell(claim: Claim, rows: Iterable[CellRow]) -> list[CellRow]:
+    return [row for row in rows if (row.model, row.ctx) == (claim.model, claim.ctx)]
 
 
 def _rows(records: Iterable[Record], experiment: str, arm: str | None) -> list[CellRow]:

@@ -4,12 +4,14 @@ A claim about a GPU is judged by that GPU's records and no other's. Without them
 held against the step-time model's prediction, which can agree with it and never reproduce it.
 """
 
+import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from decodegap import experiment, gpus, measures, models, predict
+from decodegap import experiment, gpus, measures, models, plan, predict
 from decodegap.claims import Claim
 from decodegap.errors import NotMeasuredError
 from decodegap.measures import Evidence
@@ -20,6 +22,8 @@ from decodegap.schema import Record
 Word = Literal["reproduced", "not reproduced", "consistent with prediction", "not measured here"]
 WORDS: tuple[Word, ...] = ("reproduced", "not reproduced", "consistent with prediction", "not measured here")
 Basis = Literal["yours", "imported", "shipped", "arithmetic", "predicted", ""]
+
+MORE_SESSIONS = 10  # what the study's own A/B has, where fewer do not settle an order
 
 
 @dataclass(frozen=True)
@@ -95,14 +99,17 @@ def _verdict(
     found = measures.find(claim, gpu, evidence)
     if found is not None:
         word: Word = "reproduced" if claim.holds(found.value) else "not reproduced"
+        detail = found.detail
+        if found.unsettled:
+            word = "not measured here"
+            detail = f"{found.unsettled}: {detail}; {what_it_takes(claim, gpu, evidence, MORE_SESSIONS)}"
         mixed: Basis = next((store for store in ("yours", "imported") if store in bases.values()), "shipped")
         basis: Basis = "arithmetic" if claim.gpu == "none" else bases.get(gpu, mixed)
-        return Verdict(claim, gpu, word, found.value, None, None, basis, found.detail)
+        return Verdict(claim, gpu, word, found.value, None, None, basis, detail)
     needed = what_it_takes(claim, gpu, evidence)
     if claim.measure == "falling" and (order := _predicted_order(claim, predicted)):
-        holds, text = order
-        word = "consistent with prediction" if holds else "not measured here"
-        return Verdict(claim, gpu, word, float(holds), None, None, "predicted", f"{text}; {needed}")
+        word, value, text = order
+        return Verdict(claim, gpu, word, value, None, None, "predicted", f"{text}; {needed}")
     quantity = claim.published if claim.measure in ("fraction", "pair-ratio") else None
     guess = predicted.get((gpu, claim.model or "", claim.ctx or 0, quantity or ""))
     if guess is None:
@@ -114,17 +121,39 @@ def _verdict(
     return Verdict(claim, gpu, "not measured here", guess.mid, guess.low, guess.high, "predicted", text)
 
 
-def what_it_takes(claim: Claim, gpu: str, evidence: Evidence) -> str:
-    """What would have to be measured for a verdict, and where."""
-    study = [each for each in gpus.catalogue().values() if each.paper]
+def what_it_takes(claim: Claim, gpu: str, evidence: Evidence, sessions: int = 0) -> str:
+    """What would have to be measured for a verdict: on what, by which command, in how many minutes.
+
+    `sessions` is how many each cell needs where the plan's own number did not settle it.
+    """
     if claim.experiment not in experiment.PLANS:
         return f"needs {_a(gpu)} and the {claim.experiment} experiment, which this version cannot run yet"
+    cell = [f"MODELS={claim.model}"] * (claim.model is not None) + [f"CONTEXTS={claim.ctx}"] * (claim.ctx is not None)
+    more = [f"SESSIONS={sessions}"] * (sessions > 0)
+    narrow = " ".join([f"EXPERIMENTS={claim.experiment}", *cell, *more])
+    minutes = _minutes(claim, gpu if gpu in gpus.catalogue() else predict.assumed().fit_gpu, evidence, sessions)
     if claim.gpu == "study":
-        return f"needs records of {', '.join(each.label for each in study)}: `make import FROM=` brings those of others"
+        study = ", ".join(each.slug for each in gpus.catalogue().values() if each.paper)
+        return (
+            f"needs {'more' if sessions else 'the'} records of {study}: `make reproduce GPU=... {narrow}` on each, "
+            f"{minutes}, or `make import FROM=` of what others measured"
+        )
     if claim.gpu == "each" and not gpu:
-        return "needs any NVIDIA GPU: `make reproduce`"
-    more = "further records" if gpu in evidence else _a(gpu)
-    return f"needs {more}: `make reproduce GPU={gpu} EXPERIMENTS={claim.experiment}`"
+        return f"needs any NVIDIA GPU: `make reproduce {narrow}`, {minutes}"
+    needed = "further records" if gpu in evidence else _a(gpu)
+    return f"needs {needed}: `make reproduce GPU={gpu} {narrow}`, {minutes}"
+
+
+def _minutes(claim: Claim, gpu: str, evidence: Evidence, sessions: int) -> str:
+    """How long the plan for a claim takes by the sessions of its experiment that are recorded, on whichever GPU."""
+    known = [r for found in evidence.values() for r in found if r.cell.experiment == claim.experiment]
+    if not known:
+        return "minutes unknown, because no session of it is recorded yet"
+    asked = plan.request(gpu=gpu, models=claim.model or "", contexts=claim.ctx or "", sessions=sessions or "")
+    each_s = statistics.median(sum(record.durations_s.values()) for record in known)
+    count = len(experiment.PLANS[claim.experiment](asked, gpu))
+    where = ", ".join(sorted({record.cell.gpu for record in known}))
+    return f"about {math.ceil(count * each_s / 60)} min ({count} sessions of {each_s:.0f} s, as on {where})"
 
 
 def _a(gpu: str) -> str:
@@ -144,13 +173,16 @@ def _predictions(evidence: Evidence, published: Published) -> dict[tuple[str, st
 
 def _predicted_order(
     claim: Claim, predicted: Mapping[tuple[str, str, int, str], predict.Prediction]
-) -> tuple[bool, str] | None:
-    """Whether the predicted fractions of the study's GPUs fall as their peaks rise, and the fractions."""
+) -> tuple[Word, float, str] | None:
+    """Whether the model predicts that the study's fractions fall as peaks rise; ranges that overlap are no order."""
     cards = sorted((gpu for gpu in gpus.catalogue().values() if gpu.paper), key=lambda gpu: gpu.peak_gb_s or 0.0)
     model = models.lookup(claim.model or "").slug
-    found = [predicted.get((gpu.slug, model, claim.ctx or 0, "floor_fraction")) for gpu in cards]
-    values = [each.mid for each in found if each is not None]
-    if len(values) < len(cards):
+    wanted = [predicted.get((gpu.slug, model, claim.ctx or 0, "floor_fraction")) for gpu in cards]
+    found = [each for each in wanted if each is not None]
+    if len(found) < len(cards):
         return None
-    text = "predicted " + " > ".join(f"{gpu.slug} {value:.3f}" for gpu, value in zip(cards, values, strict=True))
-    return all(a > b for a, b in pairwise(values)), text
+    falls = float(all(a.mid > b.mid for a, b in pairwise(found)))
+    text = "predicted " + " > ".join(f"{each.gpu} {each.mid:.3f} ({each.low:.2f} to {each.high:.2f})" for each in found)
+    if all(a.low > b.high for a, b in pairwise(found)):
+        return "consistent with prediction", falls, text
+    return "not measured here", falls, f"{text}: these ranges overlap or rise, so the model predicts no such order"
