@@ -47,6 +47,9 @@ endif
 export PY
 given := command -v "$$PY" >/dev/null && [ ! -d "$$PY" ] || { echo "decode-gap: PYTHON: there is no program $$PY" >&2; exit 2; }
 need = $(if $(OWN_VENV),requirements/install.sh,$(given); "$$PY" requirements/interpreter.py) $(1)
+# Sources of kernels, only where there is a CUDA compiler for them; without them their paths are unsupported, no more.
+kernels = $(if $(OWN_VENV),if command -v nvcc "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" >/dev/null; \
+	then requirements/install.sh quant || true; fi,true)
 
 # A checkout works uninstalled, nothing phones home, and only WEIGHTS=hub may download a model.
 export PYTHONPATH := $(CURDIR)/artifact$(if $(PYTHONPATH),:$(PYTHONPATH))
@@ -81,7 +84,8 @@ help: ## this list
 .PHONY: reproduce
 reproduce: ## measure what is missing if this machine can, else replay the shipped records; rebuild everything
 	@$(call need,analysis)
-	@mode=$$("$$PY" -m decodegap mode); if [ "$$mode" = measure ]; then $(call need,analysis measure); fi
+	@mode=$$("$$PY" -m decodegap mode); \
+	if [ "$$mode" = measure ]; then $(call need,analysis measure); $(kernels); fi
 	@"$$PY" -m decodegap reproduce
 
 .PHONY: measure
@@ -89,6 +93,7 @@ measure: ## only measure: on the GPU that GPU= names or not at all; without GPU=
 	@$(call need,analysis)
 	@"$$PY" -m decodegap mode --must-measure >/dev/null
 	@$(call need,analysis measure)
+	@$(kernels)
 	@"$$PY" -m decodegap measure
 
 .PHONY: status
@@ -163,6 +168,12 @@ anatomy: ## where one cell's step goes, measured now: MODEL= CTX= ARM= TRACE=1
 	@$(call need,analysis measure)
 	@"$$PY" -m decodegap anatomy
 
+.PHONY: kernels
+kernels: ## compile the quantised paths' kernels for this machine's card, once (measuring does it too)
+	@$(call need,analysis measure)
+	@$(kernels)
+	@"$$PY" -m decodegap.quant_kernels
+
 .PHONY: doctor
 doctor: ## whether this machine is fit to measure on, and what to do if not
 	@$(call need,analysis)
@@ -217,7 +228,7 @@ lint: ## ruff, mypy, and whether the locks and environment.yml agree
 
 .PHONY: licences
 licences: ## the licences of what is installed, as docs/licences.md
-	@$(call need,analysis measure dev)
+	@$(call need,analysis measure dev quant)
 	@"$$PY" requirements/licences.py
 
 .PHONY: lock
@@ -238,5 +249,5 @@ clean: ## remove caches and scratch; records, shipped or local, stay
 	@echo "decode-gap: caches and scratch are gone; records and .venv are not"
 
 .PHONY: distclean
-distclean: clean ## the same, and .venv
-	@rm -rf .venv artifact/*.egg-info
+distclean: clean ## the same, .venv, and compiled kernels
+	@rm -rf .venv .cache artifact/*.egg-info

@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "requirements"
 SETS = ("analysis", "measure", "dev")  # each lock lists what its set needs beyond the sets before it
+BARE = ("quant",)  # optional, installed without dependencies: the lock lists the direct pins
 PYTHONS = ("3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 
@@ -28,6 +29,8 @@ HEADERS = {
 torch is pinned by its public version, so that a CPU build and any CUDA build satisfy it. Its own CUDA runtime
 packages are left out: the metadata of each CUDA build pins them exactly, and a CPU build needs none.""",
     "dev": "On top of analysis.lock and measure.lock: tests, linters, stubs, and the resolver that makes these files.",
+    "quant": """Optional, on top of analysis.lock and measure.lock: sources of the quantised paths' kernels, and what
+compiles them. Install it with --no-deps: gptqmodel's own dependencies are not used.""",
 }
 
 
@@ -121,7 +124,7 @@ dependencies:
 def direct_pins() -> dict[str, list[Requirement]]:
     """The pins that people write, by set."""
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
-    return {name: [Requirement(text) for text in groups[name]] for name in SETS}
+    return {name: [Requirement(text) for text in groups[name]] for name in (*SETS, *BARE)}
 
 
 def write(*, upgrade: bool) -> None:
@@ -132,6 +135,10 @@ def write(*, upgrade: bool) -> None:
     for count, name in enumerate(SETS, start=1):
         pins = [pin for pin in resolve(SETS[:count], known="\n".join(everything)) if pin not in placed]
         placed.update(pins)
+        (LOCKS / f"{name}.lock").write_text(lock_text(name, pins))
+        print(f"requirements/{name}.lock: {len(pins)} packages")
+    for name in BARE:
+        pins = sorted(str(pin) for pin in direct_pins()[name])
         (LOCKS / f"{name}.lock").write_text(lock_text(name, pins))
         print(f"requirements/{name}.lock: {len(pins)} packages")
     (ROOT / "environment.yml").write_text(environment_text(read_lock("analysis") + read_lock("measure")))
@@ -155,6 +162,8 @@ def problems() -> list[str]:
             if locked != str(requirement.specifier):
                 written = f"{requirement.name}{requirement.specifier}"
                 found.append(f"pyproject.toml asks for {written} ({name}), the locks hold {locked or 'none'}")
+        if name in BARE and len(read_lock(name)) != len(direct):
+            found.append(f"requirements/{name}.lock holds more than pyproject.toml asks for")
     expected = environment_text(read_lock("analysis") + read_lock("measure"))
     path = ROOT / "environment.yml"
     if not path.exists() or path.read_text() != expected:

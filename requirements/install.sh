@@ -1,5 +1,6 @@
 #!/bin/bash
-# Brings .venv up to the locks: requirements/install.sh SET..., with SET analysis, measure or dev, in this order.
+# Brings .venv up to the locks: requirements/install.sh SET..., with SET analysis, measure or dev, in this order, or
+# quant, which is optional and brings no dependencies.
 # A set's stamp is a copy of the lock that pip has finished installing, so an interrupted install is finished by the
 # next call, an unchanged lock costs nothing, and the file times that git scrambles decide nothing.
 set -euo pipefail
@@ -34,6 +35,7 @@ size_of() {
         analysis) echo "120 packages, about 650 MB in .venv, a minute or two" ;;
         measure) echo "torch and transformers; on Linux the registry's torch is a CUDA build of several GB, and" \
             "PIP_ARGS= can point pip at another; a CPU build: about 1 GB in .venv, a minute" ;;
+        quant) echo "sources of kernels and a build tool, about 10 MB in .venv, some seconds" ;;
         dev) echo "tests and linters, about 150 MB in .venv, half a minute" ;;
     esac
 }
@@ -48,10 +50,14 @@ install_set() {
     local pip=("$python" -m pip --require-virtualenv --disable-pip-version-check --no-input install -qq)
     # The sets below stay in force, so that pip cannot move what they pinned.
     local requirements=() below
-    for below in analysis measure dev; do
-        requirements+=(--requirement "requirements/$below.lock")
-        [ "$below" = "$name" ] && break
-    done
+    if [ "$name" = quant ]; then
+        requirements+=(--no-deps --no-build-isolation --requirement "$lock")
+    else
+        for below in analysis measure dev; do
+            requirements+=(--requirement "requirements/$below.lock")
+            [ "$below" = "$name" ] && break
+        done
+    fi
     "${pip[@]}" "${options[@]}" "${requirements[@]}"
     if [ "$name" = analysis ]; then # setuptools is there now: nothing has to be fetched to build the project itself
         "${pip[@]}" --no-deps --no-build-isolation --editable .

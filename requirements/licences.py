@@ -14,11 +14,25 @@ SETS = {
     "analysis": "rebuilds the paper from records",
     "measure": "measures",
     "dev": "tests and checks the code",
+    "quant": "sources of kernels, optional",
 }
 HEAD = """# Licences
 
 decode-gap itself is under the Apache License 2.0 (LICENSE). It ships none of the packages below: `make` installs them,
 each under its own licence, as its metadata states it. Made by `make licences` from what the locks pin.
+"""
+FOOT = """## What is compiled from a package's sources
+
+With the optional quant set, `make kernels` compiles two libraries on the user's own machine, from a changed copy of
+sources that gptqmodel 7.6.0 holds in `gptqmodel_ext`. Neither sources nor libraries are part of decode-gap. What is
+changed, and why, is in `artifact/decodegap/quant_patches.py`.
+
+- `marlin`: Marlin, by IST-DASLab, as Neural Magic and vLLM's authors carried it on; Apache License 2.0.
+- `exllamav2`: ExLlamaV2's product over GPTQ's layout, by turboderp; MIT, and Apache License 2.0 as part of gptqmodel.
+
+No other folder is read. In particular `swordfish`, which the same package holds under the GNU Affero General Public
+License, is neither compiled nor linked. bitsandbytes' kernels are loaded as its package ships them, torch's as torch
+ships them.
 """
 LONGEST = 60
 CLASSIFIER = "License :: "
@@ -45,7 +59,7 @@ def page() -> str:
         lines += [f"## {name}: {purpose}", "", "| Package | Version | Licence |", "| --- | --- | --- |"]
         lines += [f"| {package} | {version} | {licence(package)} |" for package, version in pins(name)]
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, FOOT])
 
 
 def pins(name: str) -> list[tuple[str, str]]:

@@ -25,6 +25,7 @@ STAND_IN = """#!/bin/bash
 echo "$(basename_of "$0")|$*|GPU=${GPU-}|OFFLINE=${HF_HUB_OFFLINE-}" >>"$CALLS"
 case "$*" in
     *"-m venv"*) mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
+    *"quant.lock"*) exit "${FAKE_QUANT_EXIT:-0}" ;;
     *"pip "*) exit "${FAKE_PIP_EXIT:-0}" ;;
     *"decodegap mode"*) echo "${FAKE_MODE:-replay}"; exit "${FAKE_MODE_EXIT:-0}" ;;
 esac
@@ -69,6 +70,7 @@ def make(clone: Path, *arguments: str, **environment: str) -> subprocess.Complet
     program = shutil.which("make")
     assert program
     base = {"PATH": str(clone.parent / "bin"), "HOME": str(clone.parent), "CALLS": str(clone.parent / "calls.log")}
+    base["CUDA_HOME"] = str(clone.parent / "cuda")  # this machine's own compiler is not the clone's
     return subprocess.run(
         [program, *arguments],
         cwd=clone,
@@ -201,6 +203,19 @@ def test_torch_is_installed_only_to_measure(clone: Path, mode: str, sets: list[s
     assert make(clone, "reproduce", FAKE_MODE=mode).returncode == 0
     assert installs(clone) == sets
     assert "-m decodegap reproduce" in calls(clone)[-1]
+
+
+@pytest.mark.parametrize("target", ["measure", "reproduce", "kernels"])
+def test_sources_of_kernels_come_where_a_compiler_is_and_stop_nothing(clone: Path, target: str) -> None:
+    put_python(clone)
+    executable(clone.parent / "cuda/bin/nvcc", "#!/bin/bash\n")
+    done = make(clone, target, FAKE_MODE="measure", FAKE_QUANT_EXIT="1")
+    assert done.returncode == 0
+    assert installs(clone) == ["analysis", "measure", "quant"]
+    assert "--no-deps" in next(line for line in calls(clone) if "quant.lock" in line)
+    assert not (clone / ".venv/quant.stamp").exists()
+    last = {"kernels": "-m decodegap.quant_kernels"}.get(target, f"-m decodegap {target}")
+    assert last in calls(clone)[-1]
 
 
 @pytest.mark.parametrize("target", ["measure", "reproduce"])

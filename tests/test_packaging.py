@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MADE_FROM = (
     "pyproject.toml",
     "environment.yml",
-    *(f"requirements/{name}" for name in ("compile.py", "analysis.lock", "measure.lock", "dev.lock")),
+    *(f"requirements/{name}" for name in ("compile.py", "analysis.lock", "measure.lock", "dev.lock", "quant.lock")),
 )
 
 
@@ -57,7 +57,7 @@ def test_environment_lists_exactly_the_analysis_and_measure_pins() -> None:
 
 
 def test_every_pin_is_exact_and_none_belongs_to_a_cuda_build() -> None:
-    for name in ("analysis", "measure", "dev"):
+    for name in ("analysis", "measure", "dev", "quant"):
         for pin in lock_lines(name):
             assert re.fullmatch(r"[a-z0-9-]+==[\w.]+( ; .+)?", pin), pin
             assert pin.startswith("nvidia-ml-py==") or not pin.startswith(("nvidia-", "cuda-", "triton=="))
@@ -73,6 +73,8 @@ def test_every_pin_is_exact_and_none_belongs_to_a_cuda_build() -> None:
         ("requirements/analysis.lock", "scipy==1.17.1", "scipy==1.17.0", "the locks hold ==1.17.0"),
         ("requirements/measure.lock", "mpmath==", "nvidia-cublas==13.1\nmpmath==", "CUDA build"),
         ("requirements/dev.lock", "ruff==", "numpy==2.4.6\nruff==", "another lock says ==2.2.6"),
+        ("requirements/quant.lock", "ninja==", "accelerate==1.13.0\nninja==", "more than pyproject.toml asks for"),
+        ("requirements/quant.lock", "gptqmodel==7.6.0", "gptqmodel==7.7.0", "the locks hold ==7.7.0"),
     ],
 )
 def test_check_names_a_file_that_was_edited(tmp_path: Path, file: str, before: str, after: str, named: str) -> None:

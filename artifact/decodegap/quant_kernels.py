@@ -147,19 +147,22 @@ def build(names: Sequence[str] = quant_patches.DEFAULT, *, arch: str = "", say: 
 
 def _require_compiler() -> None:
     import torch
+    from torch.utils import cpp_extension
 
     if torch.version.cuda is None:
         raise UnsupportedError("this torch is not a CUDA build, so kernels cannot be compiled for it")
-    for program, what in (("nvcc", "CUDA's compiler"), ("c++", "a C++ compiler"), ("ninja", "the build tool")):
-        if shutil.which(program, path=_path()) is None and not (program == "c++" and os.environ.get("CXX")):
-            raise UnsupportedError(f"no {program} ({what}) is on the PATH, so kernels cannot be compiled here")
+    home = cpp_extension.CUDA_HOME
+    if home is None or not Path(home, "bin", "nvcc").is_file():
+        raise UnsupportedError("no nvcc is on the PATH or in CUDA_HOME, so kernels cannot be compiled")
+    if shutil.which(os.environ.get("CXX", "c++")) is None:
+        raise UnsupportedError("no C++ compiler is on the PATH, so kernels cannot be compiled")
+    if shutil.which("ninja", path=_path()) is None:
+        raise UnsupportedError("the build tool ninja is not installed (requirements/install.sh quant brings it)")
 
 
 def _path() -> str:
-    """The PATH with this interpreter's own programs (a ninja that pip installed) and CUDA_HOME's behind it."""
-    home = os.environ.get("CUDA_HOME")
-    more = [str(Path(sys.executable).parent), *([str(Path(home) / "bin")] if home else [])]
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), *more])
+    """The PATH with this interpreter's own programs behind it: a ninja that pip installed."""
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
 
 
 def _log(name: str) -> Path:
