@@ -160,6 +160,17 @@ def _require_compiler() -> None:
         raise UnsupportedError("the build tool ninja is not installed (requirements/install.sh quant brings it)")
 
 
+def _cuda_headers() -> list[str]:
+    """Header folders of the CUDA packages that came with torch, where the compiler's own toolkit lacks some."""
+    from torch.utils import cpp_extension
+
+    spec = importlib.util.find_spec("nvidia")
+    if spec is None or Path(cpp_extension.CUDA_HOME or "", "include", "cusparse.h").is_file():
+        return []
+    places = [Path(place) for place in spec.submodule_search_locations or []]
+    return sorted(str(folder) for place in places for folder in place.glob("*/include"))
+
+
 def _path() -> str:
     """The PATH with this interpreter's own programs behind it: a ninja that pip installed."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
@@ -213,7 +224,7 @@ def compile_one(name: str, arch: str) -> None:
         cpp_extension.load(
             name=f"decodegap_{name.replace('-', '_')}",
             sources=[str(folder / file) for file in files],
-            extra_include_paths=[str(folder)],
+            extra_include_paths=[str(folder), *_cuda_headers()],
             extra_cflags=["-O2"],
             extra_cuda_cflags=list(extension.cuda_flags),
             build_directory=str(scratch / "objects"),
