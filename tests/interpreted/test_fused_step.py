@@ -9,7 +9,7 @@ from transformers import DynamicCache
 
 from decodegap import arms, attest, decode, fused, models, reference
 from decodegap.errors import BadInputError, UnsupportedError
-from decodegap.fused import layout, step
+from decodegap.fused import bench, layout, step
 from decodegap.fused.shape import shape_of
 from decodegap.fused.tiles import Attention, Matvec, Tiles
 
@@ -205,3 +205,20 @@ def test_it_is_an_arm_like_any_other():
     assert reference.check("fused-plain", made.logits(), eager, exact).passed
     assert not made.replayed
     assert not fused.can_overlap("cpu")
+
+
+def test_the_benchmark_checks_times_and_takes_apart():
+    loaded, truth = bench.start("tiny-llama", 9, device="cpu", capacity=12)
+    line = bench.variant_line(loaded, truth, TILES, pdl=False, steps=1)
+    assert line.startswith("single nan ms, back to back")
+    assert "; ok: error" in line
+    assert line.endswith("repeats bit for bit")
+    wrong = bench.Truth(-truth.logits, -truth.eager)
+    assert "WRONG" in bench.check_line(step.capture(loaded, TILES, pdl=False), wrong)
+    found = {took.kernel: took for took in bench.kernel_times(loaded, TILES, pdl=False, steps=1)}
+    assert list(found) == ["qkv", "attention", "o", "gate_up", "down", "lm_head"]
+    assert all(took.only_us > 0 and took.bytes > 0 for took in found.values())
+    failed = bench.guarded(
+        "odd", lambda: bench.variant_line(loaded, truth, TILES.having("o", Matvec(3, 8, 1)), pdl=False)
+    )
+    assert failed.startswith("odd: FAILED: BadInputError: tiles: o: rows is 3")

@@ -61,7 +61,7 @@ def explore(loaded: Loaded, tiles: Tiles, *, pdl: bool, most: int, kernels: list
     trials = [tiles.having(name, tile) for name, each in options.items() for tile in each]
     prepare_kernels(loaded.shape, trials, loaded.capacity, pdl=pdl)
     best = tiles
-    for tried, best in descend(tiles, options, lambda each: bench.loop_ms(capture(loaded, each, pdl=pdl), 30)):
+    for tried, best in descend(tiles, options, lambda each: bench.loop_ms(capture(loaded, each, pdl=pdl), "cuda", 30)):
         kept = "  kept" if best.of(tried.kernel if tried.kernel in ORDER else "qkv") == tried.tile else ""
         say(f"{tried.step_ms or 0:.4f} ms  {tried.kernel} {tried.tile} {tried.error or ''}{kept}")
     return best
@@ -107,7 +107,7 @@ def look(asked: argparse.Namespace, tiles: Tiles) -> None:
         print(to_toml(asked.model, asked.ctx, tiles), flush=True)
     step = capture(loaded, tiles, pdl=pdl)
     room = loaded.capacity - loaded.start
-    say(bench.guarded("two seconds", lambda: bench.sustained(step, bench.single_ms(step), room)))
+    say(bench.guarded("two seconds", lambda: bench.sustained(step, bench.single_ms(step, "cuda"), room)))
     for took in bench.kernel_times(loaded, tiles, pdl=pdl):
         say(
             f"{took.kernel:9} x{took.launches}: {took.bytes / 1e6:7.1f} MB, alone {took.only_us:6.1f} us, "

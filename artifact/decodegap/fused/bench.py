@@ -8,7 +8,6 @@ import torch
 
 from decodegap import arms, decode, gpus, machine, models, reference
 from decodegap.arms import Step
-from decodegap.fused import can_overlap
 from decodegap.fused.layout import Loaded, load
 from decodegap.fused.shape import TILED, kernel_bytes, launches
 from decodegap.fused.step import capture
@@ -45,21 +44,23 @@ class KernelTime:
         return self.bytes / self.only_us / 1e3
 
 
-def start(model: str, ctx: int, *, capacity: int | None = None, seed: int = 0) -> tuple[Loaded, Truth]:
+def start(
+    model: str, ctx: int, *, device: str = "cuda", capacity: int | None = None, seed: int = 0
+) -> tuple[Loaded, Truth]:
     """A synthetic model on the card after a prefill of `ctx` random tokens, in the fused layout, with its truth.
 
     The last of them is decoded by the first step.
     """
     config = models.lookup(model)
-    net = decode.build(config, weights="synthetic", weights_dir=None, device="cuda", dtype=torch.bfloat16, seed=seed)
-    tokens = decode.prompt(config.config["vocab_size"], ctx, seed, "cuda")
+    net = decode.build(config, weights="synthetic", weights_dir=None, device=device, dtype=torch.bfloat16, seed=seed)
+    tokens = decode.prompt(config.config["vocab_size"], ctx, seed, device)
     cache, _ = decode.prefill(net, tokens, CHUNK)
     decode.crop(cache, ctx - 1)
     token = tokens[:, -1:]
     exact = reference.reference_logits(net, cache, token, ctx)
     with decode.backends(arms.SDPA_BACKENDS["flash"]):
         eager = net(input_ids=token, past_key_values=cache, use_cache=True).logits[:, -1].clone()
-    loaded = load(arms.Setup(net, cache, token, ctx, "cuda"), capacity=capacity)
+    loaded = load(arms.Setup(net, cache, token, ctx, device), capacity=capacity)
     return loaded, Truth(exact, eager)
 
 
@@ -83,19 +84,19 @@ def check_line(step: Step, truth: Truth) -> str:
     return f"{verdict}: error {found.error:.3e}, eager {found.eager_error:.3e}, argmax {same}, {repeats}"
 
 
-def loop_ms(step: Step, steps: int = LOOP_STEPS) -> float:
+def loop_ms(step: Step, device: str, steps: int = LOOP_STEPS) -> float:
     """Milliseconds a step in back-to-back replays, from the context on."""
     step.reset()
     for _ in range(2):
         step.run()
-    return free_running(step, "cuda", steps) / steps
+    return free_running(step, device, steps) / steps
 
 
-def single_ms(step: Step) -> float:
-    """The median of single steps, each between two device events, in ms."""
+def single_ms(step: Step, device: str, steps: int = SINGLE_STEPS) -> float:
+    """The median of single steps, each between two device events, in ms; NaN without a device."""
     step.reset()
     step.run()
-    _, _, events = synchronised(step, "cuda", SINGLE_STEPS)
+    _, _, events = synchronised(step, device, steps)
     return statistics.median(events or [float("nan")])
 
 
@@ -119,16 +120,20 @@ def sustained(step: Step, step_ms: float, room: int) -> str:
     return f"{began.elapsed_time(ended) / steps:.3f} ms over {steps} steps, {clocks}"
 
 
-def kernel_times(loaded: Loaded, tiles: Tiles, *, pdl: bool) -> Iterator[KernelTime]:
+def kernel_times(loaded: Loaded, tiles: Tiles, *, pdl: bool, steps: int = LOOP_STEPS) -> Iterator[KernelTime]:
     """Each kernel of a step alone and by its absence; attention with the kernel that adds up its splits."""
     shape = loaded.shape
     counts = launches(shape)
     sizes = kernel_bytes(shape, loaded.start)
-    whole = loop_ms(capture(loaded, tiles, pdl=pdl))
+
+    def timed(*, only: frozenset[str] | None = None, skip: frozenset[str] = frozenset()) -> float:
+        return loop_ms(capture(loaded, tiles, pdl=pdl, only=only, skip=skip), loaded.device, steps)
+
+    whole = timed()
     for name in TILED:
         names = frozenset({name, "combine"} if name == "attention" else {name})
-        only = loop_ms(capture(loaded, tiles, pdl=pdl, only=names))
-        without = loop_ms(capture(loaded, tiles, pdl=pdl, skip=names))
+        only = timed(only=names)
+        without = timed(skip=names)
         count = counts[name]
         yield KernelTime(name, count, sizes[name], only * 1e3 / count, (whole - without) * 1e3 / count)
 
@@ -141,13 +146,9 @@ def guarded(name: str, make: Callable[[], str]) -> str:
         return f"{name}: FAILED: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def variant_line(loaded: Loaded, truth: Truth, tiles: Tiles, *, pdl: bool) -> str:
+def variant_line(loaded: Loaded, truth: Truth, tiles: Tiles, *, pdl: bool, steps: int = LOOP_STEPS) -> str:
     """One set of tiles in one line: check, single step, back-to-back step."""
     step = capture(loaded, tiles, pdl=pdl)
     verdict = check_line(step, truth)
-    return f"single {single_ms(step):.3f} ms, back to back {loop_ms(step):.3f} ms; {verdict}"
-
-
-def overlap_here() -> bool:
-    """Whether programmatic launch works on the card that is here."""
-    return can_overlap("cuda")
+    single, loop = single_ms(step, loaded.device, min(steps, SINGLE_STEPS)), loop_ms(step, loaded.device, steps)
+    return f"single {single:.3f} ms, back to back {loop:.3f} ms; {verdict}"
