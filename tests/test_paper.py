@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from decodegap import typeset, webpage
+from decodegap import numbers_paper, typeset, webpage
 from decodegap.errors import BadInputError
 from decodegap.paths import HERE, Places
 from decodegap.typeset import TypesetError
@@ -102,9 +102,30 @@ def test_the_page_is_one_file_the_same_bytes_with_everything_in_it(at: Places) -
 def test_a_value_not_yet_measured_prints_nm(at: Places) -> None:
     assert "n/m" in typeset.macros(at).values()
     assert typeset.macros(at)["SessionsQuantised"] == "n/m" or typeset.macros(at)["SessionsQuantised"].isdigit()
-    assert "SessionsAll" not in typeset.unused(at)
+
+
+def test_every_generated_quantity_is_quoted_for_some_cell(at: Places) -> None:
+    assert typeset.unused(at) == []
     (at.paper / "main.tex").write_text("nothing", encoding="utf-8")
-    assert "StudyGraph" in typeset.unused(at)
+    idle = typeset.unused(at)
+    assert "StudySaved" in idle
+    assert "SessionsAll" not in idle, "the appendix quotes it"
+    families = [numbers_paper.quantity(name) for name in idle]
+    assert len(set(families)) == len(families), "one macro stands for its quantity"
+
+
+@pytest.mark.parametrize(
+    ("name", "quantity"),
+    [
+        ("ArmRateSixFourGraphStaticShort", "ArmRate"),
+        ("StepHTwoZeroZeroQwenSixteenK", "Step"),
+        ("PublishedFractionMaxLFourZeros", "PublishedFractionMax"),
+        ("SessionsAll", "SessionsAll"),
+        ("PairIntervalT", "PairIntervalT"),
+    ],
+)
+def test_a_macro_without_its_cell_is_its_quantity(name: str, quantity: str) -> None:
+    assert numbers_paper.quantity(name) == quantity
 
 
 def test_without_tex_the_page_is_built_and_the_packages_are_named(tmp_path: Path) -> None:

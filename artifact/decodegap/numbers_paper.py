@@ -1,12 +1,14 @@
 """Which further numbers the text quotes: the A/B, the arms, the anatomy, energy, costs, verdicts and tensions."""
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 
-from decodegap import claims, frame, gpus, stats, tensions, verdicts
+from decodegap import claims, frame, gpus, models, stats, tensions, verdicts
+from decodegap.launch import ARM_ORDER
 from decodegap.measures import GRAPH_LAUNCHED
-from decodegap.numbers import NOT_MEASURED, letters
+from decodegap.numbers import CONTEXT_WORDS, NOT_MEASURED, letters
 from decodegap.paths import Places
 from decodegap.published import Published, Quantity
 from decodegap.schema import Anatomy, Record, Series
@@ -37,6 +39,17 @@ def macros(shipped: Sequence[Record], study: Published, at: Places) -> dict[str,
         "TokensShort": str(min(ACTION_TOKENS)),
         "TokensLong": str(max(ACTION_TOKENS)),
     }
+
+
+def quantity(name: str) -> str:
+    """The quantity of a macro: its name without the GPU, model, context, arm or token count that it ends with."""
+    models_first = [re.split(r"[^a-z]", model)[0] for model in models.catalogue()]
+    words = {letters(word) for word in (*gpus.catalogue(), *models_first, *map(str, ACTION_TOKENS))}
+    words |= {letters(*arm.split("-")) for arm in (*ARMS, *ARM_ORDER)} | {*CONTEXT_WORDS.values(), *CONTEXT.values()}
+    ends = re.compile(rf"(?:{'|'.join(sorted(words, key=len, reverse=True))})$")
+    while (shorter := ends.sub("", name)) not in ("", name):
+        name = shorter
+    return name
 
 
 def _arm(mine: Sequence[Record], arm: str, ctx: int, name: str) -> dict[str, str]:
@@ -146,11 +159,7 @@ def _study(study: Published) -> dict[str, str]:
         "StudyRatioHOneZeroZero": quoted("graph_speedup", "h100", None, 3),
         "StudyRatioInterval": f"{interval[0]:.3f}–{interval[1]:.3f}" if interval else NOT_MEASURED,
         "StudyRatioLFour": quoted("graph_speedup", "l4", None, 3),
-        "StudyEager": quoted("step_ms", "h100", "eager", 2),
-        "StudyGraph": quoted("step_ms", "h100", "cuda_graph", 2),
         **{f"StudyQuantised{name}": quoted("step_ms", "l4", arm, 2) for arm, name in arms.items()},
-        "StudyImplied": _text(headline["implied_ms"], 2),
-        "StudyFractionFromQuoted": _text(headline["fraction_from_quoted"], 3),
         "StudyHeadlineH": f"{headline['fraction']:.0%}",
         "StudyHeadlineL": f"{study.fraction('l4', MODEL, SHORT) or 0:.0%}",
         "StudySaved": _text(left["saved_ms"], 2),
@@ -159,7 +168,6 @@ def _study(study: Published) -> dict[str, str]:
         "StudyFloor": _text(headline["fraction"] * headline["implied_ms"], 2),
         "BytesAll": _text(found["counted-bytes"]["everything_gb"], 2),
         "BytesStreamed": _text(found["counted-bytes"]["streamed_gb"], 2),
-        "BytesBlocks": _text(found["counted-bytes"]["blocks_gb"], 2),
         "StudyPeak": _text((gpus.catalogue()["h100"].peak_gb_s or 0.0) / 1e3, 2),
         "StudyPeakSlow": _text((gpus.catalogue()["l4"].peak_gb_s or 0.0) / 1e3, 1),
     }

@@ -68,9 +68,19 @@ def macros(at: Places = HERE) -> dict[str, str]:
 
 
 def unused(at: Places = HERE) -> list[str]:
-    """The generated macros that the paper quotes nowhere."""
-    used = {name for text in texts(at) for name in MACRO.findall(text)}
-    return sorted(set(macros(at)) - used)
+    """The generated quantities that the paper quotes for no cell at all, each by one of its macros.
+
+    A quantity is generated for every arm and context, so that the text may speak of any; one that it never speaks of
+    has no reason to be there.
+    """
+    from decodegap.numbers_paper import quantity
+
+    used = {quantity(name) for text in texts(at) for name in MACRO.findall(text)}
+    idle: dict[str, str] = {}
+    for name in sorted(macros(at)):
+        if quantity(name) not in used:
+            idle.setdefault(quantity(name), name)
+    return list(idle.values())
 
 
 def texts(at: Places = HERE) -> Iterable[str]:

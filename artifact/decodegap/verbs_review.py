@@ -77,7 +77,7 @@ def document() -> None:
         return
     print(os.path.relpath(typeset.pdf(report.epoch_s(report.paper()))))
     if idle := typeset.unused():
-        print(f"warning: {len(idle)} generated numbers are quoted nowhere, such as {', '.join(idle[:3])}")
+        print(f"warning: the paper quotes these generated numbers nowhere: {', '.join(idle)}")
     for line in typeset.overfull():
         print(f"warning: {line}")
 
