@@ -28,6 +28,7 @@ LAYOUT = re.compile(
     r"\\(?:cite|ref|label|input|includegraphics|bibliography\w*|usepackage|documentclass|set\w+|renew\w+|new\w+|"
     r"pdfvariable|hypersetup|graphicspath|AddToHook|begin|end)\b(?:\[[^\]]*\])?(?:\{[^{}]*\})*(?:\[[^\]]*\])?"
 )
+SMALLEST_PT = 7.0  # what many venues ask for in figures and tables
 needs_tex = pytest.mark.skipif(bool(typeset.missing_tools()), reason="TeX is not installed (.ci/run installs it)")
 
 
@@ -164,6 +165,14 @@ def test_nothing_sticks_out_and_nothing_is_unresolved(built: Places) -> None:
     log = (built.paper / "build" / "main.log").read_text(encoding="utf-8", errors="replace")
     assert not re.findall(r"(?:Reference|Citation) .* undefined", log)
     assert "Missing character" not in log
+
+
+@needs_tex
+@pytest.mark.slow
+def test_no_table_is_too_small_to_read(built: Places) -> None:
+    sizes = typeset.table_letters_pt(built)
+    assert len(sizes) > len(list(built.generated.glob("*.md"))), "each generated table and those typed in the text"
+    assert min(sizes) >= SMALLEST_PT
 
 
 @needs_tex

@@ -2,9 +2,13 @@
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+SAID_BY_MARKS = re.compile(r"^(measured, |predicted: |missing: )")
+LINES_PER_HEADING = 2  # with fewer lines a block, headings would cost more room than the columns they replace
 
 
 @dataclass(frozen=True)
@@ -45,24 +49,33 @@ def csv_text(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """`table` as a full-width LaTeX float (booktabs) with caption, label and notes; every text escaped."""
-    columns = "".join("r" if right else "l" for right in table.numeric)
+    """`table` as a full-width LaTeX float (booktabs) with caption, label and notes; every text escaped.
+
+    To be readable at the width of a page, the leading columns that say the same in every line of a block, such as its
+    GPU, become a heading above the block, and a source does not repeat what the marks say.
+    """
+    lifted, source = _lifted(table), table.headers.index("Source") if "Source" in table.headers else None
+    numeric, headers = table.numeric[lifted:], table.headers[lifted:]
+    columns = "".join("r" if right else "l" for right in numeric)
     body: list[str] = []
     for index, row in enumerate(table.rows):
-        if index and table.groups[index] != table.groups[index - 1]:
-            body.append(r"\midrule")
-        body.append(" & ".join(latex_escape(text) for text in row) + r" \\")
+        if not index or table.groups[index] != table.groups[index - 1]:
+            body += [r"\addlinespace"] if index and lifted else [r"\midrule"] if index else []
+            heading = ", ".join(latex_escape(text) for text in row[:lifted])
+            body += [rf"\multicolumn{{{len(headers)}}}{{@{{}}l}}{{\textit{{{heading}}}}} \\"] if lifted else []
+        shown = [SAID_BY_MARKS.sub("", text) if column == source else text for column, text in enumerate(row)]
+        body.append(" & ".join(latex_escape(text) for text in shown[lifted:]) + r" \\")
     notes = " ".join(latex_escape(note) for note in table.notes)
     return "\n".join(
         [
             f"% records {table.records}",
             r"\begin{table*}[p]",
-            r"\centering\scriptsize\setlength{\tabcolsep}{3pt}",
+            r"\centering\footnotesize\setlength{\tabcolsep}{2.5pt}",
             rf"\caption{{{latex_escape(table.caption)}}}",
             rf"\label{{tab:{table.name}}}",
             rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}",
             r"\toprule",
-            " & ".join(latex_escape(text) for text in table.headers) + r" \\",
+            " & ".join(latex_escape(text) for text in headers) + r" \\",
             r"\midrule",
             *body,
             r"\bottomrule",
@@ -72,6 +85,19 @@ def latex(table: Table) -> str:
             "",
         ]
     )
+
+
+def _lifted(table: Table) -> int:
+    """How many leading columns are the same throughout each block, where a block has several lines."""
+    blocks: dict[str, list[tuple[str, ...]]] = {}
+    for group, row in zip(table.groups, table.rows, strict=True):
+        blocks.setdefault(group, []).append(row)
+    if len(table.rows) < LINES_PER_HEADING * len(blocks):
+        return 0
+    found = 0
+    while found < len(table.headers) - 1 and all(len({row[found] for row in rows}) == 1 for rows in blocks.values()):
+        found += 1
+    return found
 
 
 LATEX = {

@@ -40,15 +40,15 @@ def _over(view: "View", at: Places) -> list[Verdict]:
 def lines(found: Sequence[Verdict], findings: Sequence[Finding]) -> Iterator[str]:
     """The verdicts and findings as `make verify` prints them."""
     for verdict in found:
-        row = dict(zip(("claim", "whose", "kind", "expected", "found", "difference", "allowed", "verdict"),
-                       tables_review.claims([verdict], "").rows[0], strict=True))  # fmt: skip
+        made = tables_review.claims([verdict], "")
+        row = dict(zip(made.headers, made.rows[0], strict=True))
         whose = "paper" if verdict.claim.source == "study" else "expected"
         yours = {"shipped": "shipped records", "imported": "imported records", "": "found"}.get(
             verdict.basis, verdict.basis
         )
-        yield f"{row['claim']}: {row['verdict']}"
-        yield (f"    {whose} {row['expected']}, {yours} {row['found']}, difference {row['difference']}, "
-               f"allowed {row['allowed']}; {verdict.detail}")  # fmt: skip
+        yield f"{row['Claim']}: {row['Verdict']}"
+        yield (f"    {whose} {row['Expected']}, {yours} {row['Found']}, difference {row['Difference']}, "
+               f"allowed {row['Allowed']}; {verdict.detail}")  # fmt: skip
     yield "Findings among the study's own numbers:"
     yield from (f"  {finding.text}" for finding in findings)
     yield ", ".join(f"{number} {word}" for word, number in verdicts.count(found).items())

@@ -37,10 +37,10 @@ def claims(verdicts: Sequence[Verdict], records: str) -> Table:
             "Each claim of the study and of this bundle against the records of the GPU that it is about. "
             f"{len(verdicts)} verdicts: {counted}."
         ),
-        headers=("Claim", "Whose", "Kind", "Expected", "Found", "Difference", "Allowed", "Verdict"),
+        headers=("Whose", "Experiment", "Claim", "Kind", "Expected", "Found", "Difference", "Allowed", "Verdict"),
         rows=tuple(_claim_row(verdict) for verdict in verdicts),
         groups=tuple(f"{verdict.claim.source} {verdict.claim.experiment}" for verdict in verdicts),
-        numeric=(False, False, False, True, True, True, False, False),
+        numeric=(*[False] * 4, True, True, True, False, False),
         notes=(
             f"Found: {LEGEND['measured']}; {LEGEND['predicted']}, without records of that GPU; (a): arithmetic.",
             "Expected: the study's numbers are published (arXiv 2605.30571); ours follow from claims.toml's reasons.",
@@ -54,8 +54,8 @@ def actions(frame: "pd.DataFrame", _published: Published) -> Table:
     """Tokens a second, decisions a second and joules a token, per GPU and arm, of the first paper model's contexts."""
     rows = [row for row in from_frame(frame) if row.outcome == "ok" and row.step_ms and row.gpu != "cpu"]
     rows = [row for row in rows if row.arm not in NOT_ARMS and (row.experiment != "baseline" or not _again(row, rows))]
-    order = {(row.gpu, row.model, row.ctx): index for index, row in reversed(list(enumerate(rows)))}
-    rows.sort(key=lambda row: order[row.gpu, row.model, row.ctx])
+    order = {(row.gpu, row.store, row.model, row.ctx): index for index, row in reversed(list(enumerate(rows)))}
+    rows.sort(key=lambda row: order[row.gpu, row.store, row.model, row.ctx])
     return Table(
         name="actions",
         caption=(
@@ -63,12 +63,12 @@ def actions(frame: "pd.DataFrame", _published: Published) -> Table:
             f"of {', '.join(map(str, ACTION_TOKENS))} tokens (decode alone, without the prefill of what was observed), "
             "and energy. All measured."
         ),
-        headers=("GPU", "Model", "Context", "Arm", "Step (ms)", "Tokens/s", *[f"{n}-token actions/s" for n in
-                 ACTION_TOKENS], "J/token", "Sessions"),
+        headers=("GPU", "Model", "Context", "Experiment", "Arm", "Step (ms)", "Tokens/s",
+                 *[f"{n}-token actions/s" for n in ACTION_TOKENS], "J/token", "Sessions", "Host"),
         rows=tuple(_action_row(row) for row in rows),
-        groups=tuple(f"{row.gpu} {row.model} {row.ctx}" for row in rows),
-        numeric=(False, False, True, False, *[True] * (4 + len(ACTION_TOKENS))),
-        notes=(ENERGY_NOTE,),
+        groups=tuple(f"{row.gpu} {row.store} {row.model} {row.ctx}" for row in rows),
+        numeric=(False, False, True, False, False, *[True] * (4 + len(ACTION_TOKENS)), False),
+        notes=(ENERGY_NOTE, "Host: which of those that measured this experiment on this GPU."),
         data=tuple(_action_data(row) for row in rows),
         records=records_hash(frame),
     )  # fmt: skip
@@ -102,7 +102,8 @@ def _claim_row(v: Verdict) -> tuple[str, ...]:
     named = v.claim.text if v.claim.gpu != "each" or not v.gpu else f"{v.gpu}: {v.claim.text}"
     mark = {"predicted": MARKS["predicted"], "arithmetic": " (a)"}.get(v.basis, "")
     difference = DASH if v.difference is None else f"{v.difference:+.3g}"
-    return (named, v.claim.source, v.claim.kind, _plain(v.claim.expected), DASH if v.value is None else
+    head = (v.claim.source, v.claim.experiment, named, v.claim.kind)
+    return (*head, _plain(v.claim.expected), DASH if v.value is None else
             _plain(v.value) + mark, difference, allowed_text(v), v.word)  # fmt: skip
 
 
@@ -139,11 +140,11 @@ def _again(row: CellRow, rows: Iterable[CellRow]) -> bool:
 
 def _action_row(row: CellRow) -> tuple[str, ...]:
     data = _action_data(row)
-    host = f" #{row.hosts.index(row.host) + 1}" if len(row.hosts) > 1 else ""
+    host = f"{row.hosts.index(row.host) + 1} of {len(row.hosts)}"
     rates = [number(data[f"actions_{n}_per_s"]) for n in ACTION_TOKENS]
-    system = row.gpu_label + host + whose(row.store)
-    return (system, model_label(row.model), str(row.ctx), row.arm, number(row.step_ms, 4),
-            number(data["tokens_per_s"]), *rates, number(row.energy_j_per_step), str(row.sessions))  # fmt: skip
+    system = row.gpu_label + whose(row.store)
+    return (system, model_label(row.model), str(row.ctx), row.experiment, row.arm, number(row.step_ms, 4),
+            number(data["tokens_per_s"]), *rates, number(row.energy_j_per_step), str(row.sessions), host)  # fmt: skip
 
 
 def _action_data(row: CellRow) -> dict[str, Any]:

@@ -95,6 +95,13 @@ def overfull(at: Places = HERE) -> list[str]:
     return [line for line, points in found if float(points) > 1.0]
 
 
+def table_letters_pt(at: Places = HERE) -> list[float]:
+    """The size of each table's letters as printed (pt), in order, by what TeX's log says of its width and scaling."""
+    log = (at.paper / "build" / "main.log").read_text(encoding="utf-8", errors="replace")
+    found = re.findall(r"^table ([\d.]+)pt wide in ([\d.]+)pt, letters of ([\d.]+) ?pt", log, re.MULTILINE)
+    return [float(size) * min(1.0, float(room) / float(width)) for width, room, size in found]
+
+
 def _first_error(log: Path, printed: str) -> str:
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else printed
     found = re.search(r"^(?:\S+?:\d+: |! )(.+)$\n?(.*)$\n?(.*)$", text, re.MULTILINE)
