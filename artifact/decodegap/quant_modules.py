@@ -114,14 +114,15 @@ class TinygemmLinear(QuantLinear):
         weight = source.weight.detach()
         codes = quantise.round_to_nearest(weight, group, weight.dtype, symmetric=False)
         self.group = group
-        self.on_cpu = weight.device.type == "cpu"
-        if self.on_cpu:
+        on_cpu = weight.device.type == "cpu"
+        if on_cpu:
             quantise.require_shape(tuple(weight.shape), group, outputs=16)
             words = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.codes.int(), 1)  # noqa: SLF001
             pairs = quant_tiles.scales_and_zeros(codes)
         else:
             packed = quant_tiles.tinygemm(codes)
             words, pairs = packed.words, packed.scales_and_zeros
+        self.codes = codes.codes if on_cpu else None  # not part of what a product reads
         self.register_buffer("words", words)
         self.register_buffer("scales_and_zeros", pairs)
         self.register_buffer("held_bias", detached_bias(source))
@@ -129,23 +130,20 @@ class TinygemmLinear(QuantLinear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The product through torch's operator, and the bias after it."""
         rows = x.reshape(-1, self.in_features)
-        out = self._product(rows, self.scales_and_zeros).view(*x.shape[:-1], self.out_features)
+        ops = torch.ops.aten
+        product = ops._weight_int4pack_mm if self.codes is None else ops._weight_int4pack_mm_for_cpu  # noqa: SLF001
+        out: torch.Tensor = product(rows, self.words, self.group, self.scales_and_zeros)
+        out = out.view(*x.shape[:-1], self.out_features)
         return out if self.held_bias is None else out + self.held_bias
 
-    def _product(self, rows: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
-        ops = torch.ops.aten
-        product = ops._weight_int4pack_mm_for_cpu if self.on_cpu else ops._weight_int4pack_mm  # noqa: SLF001
-        out: torch.Tensor = product(rows, self.words, self.group, pairs)
-        return out
-
     def dequantised(self) -> torch.Tensor:
-        """See the base class; on a CPU the codes are read back through the operator, whose layout is its own."""
-        if not self.on_cpu:
+        """See the base class; on a CPU from the codes as they were packed, because the layout there is the processor's.
+
+        That the operator multiplies by these is for a check of its product to find, as for every path.
+        """
+        if self.codes is None:
             return quant_tiles.Tinygemm(self.words, self.scales_and_zeros, self.group).dequantised()
-        plain = torch.zeros_like(self.scales_and_zeros, dtype=torch.float32)
-        plain[..., 0] = 1  # a weight is then its code less 8
-        less_8 = self._product(torch.eye(self.in_features), plain)  # [in, out]
-        return quant_tiles.affine((less_8.T + 8).round().to(torch.uint8), self.scales_and_zeros, self.group)
+        return quant_tiles.affine(self.codes, self.scales_and_zeros, self.group)
 
     def packed(self) -> list[torch.Tensor]:
         """See the base class."""
