@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodegap import quant_nf4, quant_tiles, quantise
+from decodegap import quant_modules, quant_nf4, quant_tiles, quantise
 from decodegap.errors import UnsupportedError
 from decodegap.quantise import Codes, round_to_nearest
 
@@ -117,6 +118,21 @@ def test_every_packing_gives_back_what_went_in(shape: tuple[int, int], group: in
     words = quantise.gptq(made, zeros="true").qweight
     assert torch.equal(quantise.from_exllama_words(quantise.exllama_words(words)), words)
     assert torch.equal(quant_tiles.from_tinygemm_words(quant_tiles.tinygemm_words(made.codes)), made.codes)
+
+
+def test_kernels_get_contiguous_tensors() -> None:
+    made = codes(symmetric=True)
+    marlin, exllama, awq = (
+        quant_tiles.marlin(made, zero_points=True),
+        quantise.gptq(made, zeros="true"),
+        quantise.awq(made),
+    )
+    tinygemm = quant_tiles.tinygemm(made)
+    assert marlin.zeros is not None
+    handed = [marlin.words, marlin.scales, marlin.zeros, quant_tiles.marlin_bias(torch.arange(192.0))]
+    handed += [exllama.qweight, exllama.qzeros, exllama.scales, awq.qweight, awq.qzeros, awq.scales]
+    handed += [tinygemm.words, tinygemm.scales_and_zeros, quantise.rows(made).words]
+    assert all(tensor.is_contiguous() for tensor in handed)
 
 
 def test_packed_weights_are_half_a_byte_each() -> None:
@@ -311,11 +327,15 @@ def by_path(relative: str) -> ModuleType:
     assert GPTQMODEL is not None
     assert GPTQMODEL.submodule_search_locations is not None
     path = Path(GPTQMODEL.submodule_search_locations[0], relative)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"of_gptqmodel_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[module.__name__] = module  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[module.__name__]
     return module
 
 
@@ -369,6 +389,11 @@ class TestAgainstGptqmodel:
         assert torch.equal(made.scales.T.reshape(-1, 64)[:, full].reshape(-1, 192), ours.scales)
         bias = torch.arange(192.0)
         assert torch.equal(bias.reshape(-1, 32)[:, single].flatten(), quant_tiles.marlin_bias(bias))
+
+    def test_marlin_names_of_types(self) -> None:
+        types = by_path("utils/marlin_scalar_type.py").scalar_types
+        assert types.uint4.id == quant_modules.MARLIN_U4
+        assert types.uint4b8.id == quant_modules.MARLIN_U4_LESS_8
 
     def test_marlin_words(self) -> None:
         made = codes(128, 256)
