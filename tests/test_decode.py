@@ -105,6 +105,14 @@ def test_a_checkpoint_of_another_shape_is_refused(checkpoint: Path) -> None:
         load(checkpoint)
 
 
+def test_a_checkpoint_that_is_quantised_already_is_refused(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    quantised = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (checkpoint / "config.json").write_text(json.dumps(config | quantised))
+    with pytest.raises(BadInputError, match="quantised already; give the 16-bit ones"):
+        load(checkpoint)
+
+
 def test_a_damaged_checkpoint_is_one_line(checkpoint: Path) -> None:
     weights = checkpoint / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])

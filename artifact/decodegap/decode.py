@@ -90,6 +90,10 @@ def _check_checkpoint(model: Model, folder: Path) -> None:
         asked = model.config.get(field, False)
         if found.get(field, False) != asked:
             raise BadInputError(f"{where}: {field} is {found.get(field)!r}, {model.slug} has {asked!r}")
+    if found.get("quantization_config") is not None:
+        raise BadInputError(
+            f"{where}: these weights are quantised already; give the 16-bit ones, which each quantised path packs itself"
+        )
 
 
 def _synthetic(config: PretrainedConfig, device: str, dtype: torch.dtype, seed: int) -> PreTrainedModel:
