@@ -92,7 +92,7 @@ def _check_checkpoint(model: Model, folder: Path) -> None:
             raise BadInputError(f"{where}: {field} is {found.get(field)!r}, {model.slug} has {asked!r}")
     if found.get("quantization_config") is not None:
         raise BadInputError(
-            f"{where}: these weights are quantised already; give the 16-bit ones, which each quantised path packs itself"
+            f"{where}: these weights are quantised already; give the 16-bit ones, which each path packs itself"
         )
 
 
