@@ -1,5 +1,6 @@
 """Quantised paths on a CPU: what a converted model computes and holds, and which faults are seen and named."""
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -402,17 +403,41 @@ def test_without_a_card_every_library_is_unsupported_with_its_reason(package: Pa
     assert sorted(said) == sorted(f"unsupported: {reason}" for reason in failed.values())
 
 
-def test_a_compiler_that_fails_is_one_line_and_leaves_nothing(
-    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_compiler_that_fails_leaves_nothing(package: Path) -> None:
+    with pytest.raises((RuntimeError, OSError)):  # what stands in for sources compiles nowhere
+        quant_kernels.compile_one("exllamav2", "9.0")
+    folder = quant_kernels.HERE.kernels
+    assert not folder.exists() or list(folder.iterdir()) == []
+
+
+def test_a_failed_build_says_its_first_error_and_the_others_go_on(
+    package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    log, built = quant_kernels.HERE.kernels / "exllamav2.build.log", quant_patches.EXTENSIONS["exllamav2-stock"]
+    log.parent.mkdir(parents=True)
+    target = quant_kernels.library(built, "9.0")
+    commands = {
+        "exllamav2": "echo '[1/3] nvcc'; echo 'a.cu:7: fatal error: cusparse.h is missing'; echo more; exit 1",
+        "exllamav2-stock": f"mkdir -p '{target.parent}' && echo library >'{target}'",
+    }
+
+    def start(name: str, arch: str, *, jobs: int) -> "subprocess.Popen[bytes]":
+        assert arch == "9.0"
+        assert jobs >= 1
+        with (log.parent / f"{name}.build.log").open("wb") as out:
+            return subprocess.Popen(["sh", "-c", commands[name]], stdout=out, start_new_session=True)
+
+    monkeypatch.setattr(quant_kernels, "_start", start)
     monkeypatch.setattr(quant_kernels, "_require_compiler", lambda: None)
-    monkeypatch.setenv("CUDA_HOME", str(package))  # no compiler is there
-    assert quant_kernels.main(["exllamav2", "--arch", "9.0"]) == 1
-    *_, last = capsys.readouterr().out.splitlines()
-    assert last.startswith("unsupported: exllamav2 kernels could not be compiled: ")
-    assert "build.log)" in last
-    left = [path.name for path in (package.parents[1] / ".cache/kernels").iterdir()]
-    assert left == ["exllamav2.build.log"]
+    said: list[str] = []
+    failed = quant_kernels.build(list(commands), arch="9.0", say=said.append)
+    assert failed == {
+        "exllamav2": "exllamav2 kernels could not be compiled: a.cu:7: fatal error: cusparse.h is missing "
+        "(all of it: .cache/kernels/exllamav2.build.log)"
+    }
+    assert any(line.startswith("exllamav2-stock: built in") for line in said)
+    assert quant_kernels.build(["exllamav2-stock"], arch="9.0", say=said.append) == {}
+    assert said[-1] == "exllamav2-stock: built already"
 
 
 def test_an_unknown_library_is_named(capsys: pytest.CaptureFixture[str]) -> None:
