@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodegap import quant_modules, quant_nf4, quant_tiles, quantise
@@ -43,6 +43,7 @@ def nibble(word: torch.Tensor, place: int) -> int:
 # --- rounding --------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 10_000),
     st.sampled_from(quantise.GROUPS),
