@@ -8,8 +8,9 @@ import torch
 from torch.nn.attention import SDPBackend
 from transformers import DynamicCache, PreTrainedModel
 
-from decodegap import decode
+from decodegap import decode, models
 from decodegap.errors import BadInputError
+from decodegap.plan import Task
 
 SDPA_BACKENDS: dict[str, list[SDPBackend] | None] = {"flash": [SDPBackend.FLASH_ATTENTION], "auto": None}
 
@@ -23,6 +24,29 @@ class Setup:
     token: torch.Tensor
     ctx: int
     device: str
+
+
+def built(task: Task, device: str) -> PreTrainedModel:
+    """The task's model with its weights on `device`, the same ones every time. Raises as `decode.build` does."""
+    cell, protocol = task.cell, task.protocol
+    net = decode.build(
+        models.lookup(cell.model),
+        weights=protocol.weights,
+        weights_dir=task.weights_dir,
+        device=device,
+        dtype=getattr(torch, cell.dtype),
+        seed=protocol.seed,
+    )
+    decode.synchronize(device)
+    return net
+
+
+def prefilled(net: PreTrainedModel, task: Task, device: str) -> Setup:
+    """`net` with the task's context prefilled."""
+    tokens = decode.prompt(net.config.vocab_size, task.cell.ctx, task.protocol.seed, device)
+    cache, logits = decode.prefill(net, tokens, task.protocol.prefill_chunk)
+    decode.synchronize(device)
+    return Setup(net, cache, logits.argmax(dim=-1, keepdim=True), task.cell.ctx, device)
 
 
 def _not_attested(*_: int) -> None:

@@ -1,6 +1,7 @@
 """What is claimed, by the study and by this bundle, and when a claim counts as reproduced: `artifact/claims.toml`."""
 
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -13,7 +14,8 @@ from decodegap.published import Published, Quantity
 Measure = Literal[
     "fraction", "fraction-min", "fraction-median", "fraction-max", "falling", "valid-cells", "out-of-memory",
     "cells-measured", "pair-ratio", "pair-ratio-min", "pair-saving-ms", "step-ms", "quantised-order",
-    "quantised-gain", "weight-gb", "kv-kib", "floor-ms", "read-share", "attested", "graph-over-floor", "residual",
+    "quantised-gain", "quantised-kept-promise", "quantised-over-floor", "quantised-attested", "weight-gb", "kv-kib",
+    "floor-ms", "read-share", "attested", "graph-over-floor", "residual",
     "checks-passed", "auto-over-eager", "energy-ratio",
 ]  # fmt: skip
 MEASURES: tuple[str, ...] = get_args(Measure)
@@ -74,6 +76,18 @@ class Claim(BaseModel):
         low, high = self.limits()
         room = 1e-9 * max(1.0, abs(self.expected))  # a limit itself is allowed, whatever binary fractions make of it
         return (low is None or value >= low - room) and (high is None or value <= high + room)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What records say about a claim: a value, and what it was found from.
+
+    `unsettled` says why the records do not decide; empty where they do.
+    """
+
+    value: float
+    detail: str
+    unsettled: str = ""
 
 
 def load(path: Path, published: Published) -> tuple[Claim, ...]:

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 from decodegap import (
     figures,
     figures_launch,
+    figures_quant,
     predict,
+    quant_results,
+    quant_why,
     render,
     tables,
     tables_ab,
     tables_anatomy,
     tables_arms,
     tables_predictions,
+    tables_quant,
     tables_review,
 )
 from decodegap.errors import NotMeasuredError
@@ -62,6 +66,9 @@ TABLES: dict[str, Maker] = {
     "anatomy": lambda view: tables_anatomy.parts(view.frame, view.kept),
     "ledger": lambda view: tables_anatomy.byte_ledger(view.frame, view.kept),
     "predictions": lambda view: tables_predictions.predictions(view.frame, view.published, view.fitted),
+    "quantised": lambda view: tables_quant.quantised(view.frame, view.published),
+    "projections": lambda view: tables_quant.projections(view.frame, view.kept),
+    "why": lambda view: tables_quant.why(view.frame, view.kept),
 }
 FIGURES: dict[str, Drawer] = {
     "fraction": lambda view: figures.fraction(view.frame, view.published),
@@ -70,18 +77,30 @@ FIGURES: dict[str, Drawer] = {
     "anatomy": lambda view: figures_launch.anatomy(view.kept),
     "ratios": lambda view: figures_launch.ratios(view.kept, view.published),
     "dispatch": lambda view: figures_launch.dispatch(view.kept),
+    "quantised": lambda view: figures_quant.quantised(quant_results.lines(view.frame, view.published)),
 }
 CPU_TABLES: dict[str, Maker] = {
     "cpu": lambda view: tables.cpu(view.frame),
     "cpu-ab": lambda view: tables_ab.cpu_ab(view.frame, view.kept),
     "cpu-anatomy": lambda view: tables_anatomy.cpu_parts(view.frame, view.kept),
+    "cpu-quantised": lambda view: tables_quant.cpu_quantised(view.frame),
+    "cpu-projections": lambda view: tables_quant.projections(view.frame, view.kept, cpu=True),
+    "cpu-why": lambda view: tables_quant.why(view.frame, view.kept, cpu=True),
 }
 CPU_FIGURES: dict[str, Drawer] = {
     "cpu": lambda view: figures.cpu(view.frame),
     "cpu-ab": lambda view: figures_launch.cpu_ratios(view.kept),
     "cpu-anatomy": lambda view: figures_launch.anatomy(view.kept),
+    "cpu-quantised": lambda view: figures_quant.quantised(quant_results.lines(view.frame, None, cpu=True)),
 }
-ON_CPU = {"grid": "cpu", "context": "cpu", "ab": "cpu-ab", "ratios": "cpu-ab", "anatomy": "cpu-anatomy"}
+OF_EXPERIMENT = {"cpu": "baseline", **{f"cpu-{name}": "quantised" for name in ("quantised", "projections", "why")}}
+ON_CPU = {
+    "grid": "cpu",
+    "context": "cpu",
+    "ab": "cpu-ab",
+    "ratios": "cpu-ab",
+    **{name: f"cpu-{name}" for name in ("anatomy", "quantised", "projections", "why")},
+}
 
 
 def name_for(view: View, name: str) -> str | None:
@@ -116,6 +135,13 @@ def show_figure(view: View | None, name: str) -> "Figure | None":
     return figure(view, found) if view and found else None
 
 
+def show_reasons(view: View | None) -> Any:
+    """Why quantised paths are not faster, in a paragraph over what `view` shows, for a notebook to display."""
+    from IPython.display import Markdown
+
+    return Markdown(quant_why.of_view(view) if view else quant_why.NOTHING)
+
+
 def tables_of(view: View) -> Iterator[Table]:
     """Every table of `view`."""
     yield from (table(view, name) for name in (CPU_TABLES if view.is_cpu else TABLES) if shows(view, name))
@@ -132,8 +158,9 @@ def shows(view: View, name: str) -> bool:
     if not view.is_cpu:
         return True
     here = [each.record for each in view.kept]
-    if name == "cpu":
-        return any(record.cell.experiment == "baseline" for record in here)
+    if name in OF_EXPERIMENT:
+        return any(record.cell.experiment == OF_EXPERIMENT[name] for record in here)
+    here = [record for record in here if record.cell.experiment == "graphs"]
     return any(record.anatomy if name == "cpu-anatomy" else record.cell.arm.startswith("ab") for record in here)
 
 

@@ -1,18 +1,25 @@
 """What an experiment notebook does: check its parameters, plan, run, and say what came out."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decodegap import gpus, parameters, plan, runner
+from decodegap import gpus, parameters, plan, plan_quantised, records, runner
 from decodegap.errors import BadInputError
 from decodegap.paths import HERE
 from decodegap.plan import Request, Task
 
 PARAMETERS = ("gpu", "models", "contexts", "sessions", "weights", "results")
-PLANS: dict[str, Callable[[Request, str], list[Task]]] = {"baseline": plan.baseline, "graphs": plan.graphs}
-NOTEBOOKS = {"baseline": "01_baseline", "graphs": "02_cuda_graphs"}
+PLANS: dict[str, Callable[[Request, str], list[Task]]] = {
+    "baseline": plan.baseline,
+    "graphs": plan.graphs,
+    "quantised": plan_quantised.quantised,
+}
+NOTEBOOKS = {"baseline": "01_baseline", "graphs": "02_cuda_graphs", "quantised": "03_quantised"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,25 @@ def store(results: str) -> Path:
 
 def run(experiment: Experiment) -> runner.Report:
     """Measure what is missing of `experiment`, printing one progress line a session."""
+    if experiment.name == "quantised" and experiment.gpu != "cpu":
+        build_kernels(experiment)
     return runner.run(experiment.tasks, experiment.store, say=lambda text: print(text, flush=True))
+
+
+def build_kernels(experiment: Experiment) -> None:
+    """Compile the quantised paths' kernels that are not there, unless everything is measured; say how it goes.
+
+    In a process of its own, which ends before the first session: one that holds the card's context would be a
+    neighbour to every session. What cannot be compiled is said here, and its paths are then unsupported.
+    """
+    paths = (records.path_of(experiment.store, task.cell, task.session) for task in experiment.tasks)
+    if all(path.exists() for path in paths):
+        return
+    command = [sys.executable, "-m", "decodegap.quant_kernels"]
+    env = runner.environment(None) | {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as build:
+        for line in build.stdout or ():
+            print(line.rstrip(), flush=True)
 
 
 def show_table(experiment: Experiment, name: str = "grid") -> Any:
@@ -65,3 +90,10 @@ def show_figure(experiment: Experiment, name: str = "context") -> Any:
     from decodegap import exhibits, report
 
     return exhibits.show_figure(report.local(experiment.gpu, experiment.store), name)
+
+
+def show_reasons(experiment: Experiment) -> Any:
+    """Why quantised paths are not faster, in a paragraph over the same records, for a notebook to display."""
+    from decodegap import exhibits, report
+
+    return exhibits.show_reasons(report.local(experiment.gpu, experiment.store))

@@ -27,6 +27,20 @@ def parameter_count(config: Mapping[str, Any]) -> int:
     return int(config["num_hidden_layers"]) * layer + hidden + tables * hidden * int(config["vocab_size"])
 
 
+def projection_count(config: Mapping[str, Any]) -> int:
+    """Number of weights in the seven projections of all layers, without biases: what quantised paths quantise."""
+    hidden, inter = int(config["hidden_size"]), int(config["intermediate_size"])
+    q_rows = int(config["num_attention_heads"]) * head_dim(config)
+    kv_rows = int(config["num_key_value_heads"]) * head_dim(config)
+    return int(config["num_hidden_layers"]) * hidden * (2 * q_rows + 2 * kv_rows + 3 * inter)
+
+
+def quantised_bytes(config: Mapping[str, Any], element_bytes: int, bits: float) -> int:
+    """Bytes of the weights that a step reads if the projections have `bits` bits a weight and the rest stays."""
+    kept = streamed_bytes(config, element_bytes) - projection_count(config) * element_bytes
+    return kept + round(projection_count(config) * bits / 8)
+
+
 def weight_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
     """`W_all`: bytes of every parameter."""
     return parameter_count(config) * element_bytes

@@ -118,14 +118,14 @@ def pairs(kept: Iterable[Kept]) -> list[Paired]:
         cell = each.record.cell
         if cell.experiment == EXPERIMENT and cell.arm.startswith("ab"):
             groups[where(each), cell.arm].append(each)
-    return [_paired(*key, group) for key, group in sorted(groups.items(), key=lambda item: _order(item[0][0]))]
+    return [_paired(*key, group) for key, group in sorted(groups.items(), key=lambda item: order(item[0][0]))]
 
 
-def dissected(kept: Iterable[Kept]) -> list[Dissected]:
-    """One anatomy for each arm of each cell of the launch experiment."""
+def dissected(kept: Iterable[Kept], experiment: str = EXPERIMENT) -> list[Dissected]:
+    """One anatomy for each arm of each cell of the launch experiment, or of another one."""
     groups: dict[tuple[Where, str], list[tuple[float, Kept, Anatomy]]] = defaultdict(list)
     for each in kept:
-        if each.record.cell.experiment == EXPERIMENT and each.record.outcome == "ok":
+        if each.record.cell.experiment == experiment and each.record.outcome == "ok":
             for found in each.record.anatomy:
                 groups[where(each), found.arm].append((found.step_ms, each, found))
     chosen = []
@@ -133,7 +133,7 @@ def dissected(kept: Iterable[Kept]) -> list[Dissected]:
         group.sort(key=lambda item: (item[0], item[1].record.session))
         _, middle, found = group[(len(group) - 1) // 2]
         chosen.append(Dissected(cell, middle, found, len(group)))
-    return sorted(chosen, key=lambda each: (*_order(each.where), arm_index(each.arm)))
+    return sorted(chosen, key=lambda each: (*order(each.where), arm_index(each.arm)))
 
 
 def plan_costs(found: Sequence[Dissected]) -> dict[Where, float]:
@@ -214,7 +214,8 @@ def _coverage(sessions: int, noise: float) -> dict[Method, float]:
     return stats.coverage(sessions, noise=noise)
 
 
-def _order(cell: Where) -> tuple[Any, ...]:
+def order(cell: Where) -> tuple[Any, ...]:
+    """What cells are sorted by: GPU, then model as in the catalogue, context and store."""
     known = list(models.catalogue())
     model = known.index(cell.model) if cell.model in known else len(known)
     return cell.gpu, cell.gpu_label, model, cell.model, cell.ctx, cell.store

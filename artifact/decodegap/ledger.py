@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from decodegap import floor
+from decodegap import floor, quant_catalogue
 
 WEIGHTS, KV_READ = "weights", "KV read"
 KV_CAT, REPEAT_KV, MASK = "KV concatenation", "repeat_kv", "mask"
@@ -23,8 +23,11 @@ EXTRA: dict[str, tuple[str, ...]] = {
     "graph-stock": (REPEAT_KV, MASK),
     "compiled": (),
     "fused": (),
+    **dict.fromkeys(quant_catalogue.series(), (KV_CAT,)),
 }
 CAT_KV_OPERATOR = "aten::cat (KV)"  # a concatenation whose input is as large as a layer's K
+QUANTISED_PRODUCT = "quantised product"  # the projections' products of a quantised path, whatever launches them
+HEAD_PRODUCT = "aten::linear (head)"  # told apart on the quantised paths, where it alone of the products stays dense
 BY_NAME = " (by name)"
 # Classes of device kernels by what their names hold, first match wins; used only where no operator launched them.
 KERNEL_CLASSES = (
@@ -38,7 +41,10 @@ KERNEL_CLASSES = (
     ("elementwise", ("elementwise", "vectorized", "index")),
 )
 _OPERATORS = {
-    WEIGHTS: ("aten::linear", "aten::addmm", "aten::mm", "aten::matmul", "aten::bmm", "matrix product" + BY_NAME),
+    WEIGHTS: (
+        *("aten::linear", "aten::addmm", "aten::mm", "aten::matmul", "aten::bmm", "matrix product" + BY_NAME),
+        *(QUANTISED_PRODUCT, HEAD_PRODUCT),
+    ),
     KV_CAT: (CAT_KV_OPERATOR, "cat" + BY_NAME),
     REPEAT_KV: ("aten::reshape", "aten::clone", "aten::contiguous", "copy" + BY_NAME),
 }

@@ -5,11 +5,10 @@ A function returns None where the records do not hold what it needs. Nothing her
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
-from decodegap import floor, frame, gpus, models
-from decodegap.claims import Claim
+from decodegap import floor, frame, gpus, measures_quant, models
+from decodegap.claims import Claim, Found
 from decodegap.plan import PAPER_CONTEXTS
 from decodegap.published import DTYPE
 from decodegap.rows import CellRow
@@ -22,15 +21,6 @@ GRAPH_LAUNCHED = ("graph", "graph-static", "graph-stock", "compiled")
 QUANTISED = ("bf16", "bnb-nf4", "awq-marlin", "gptq-exllamav2")
 STUDY_CELLS = 12  # three models by four contexts
 MIN_FOR_RANGE = 2
-
-
-@dataclass(frozen=True)
-class Found:
-    """A value, and what it was found from. `unsettled` says why the records do not decide; empty where they do."""
-
-    value: float
-    detail: str
-    unsettled: str = ""
 
 
 def find(claim: Claim, gpu: str, evidence: Evidence) -> Found | None:
@@ -159,9 +149,9 @@ def residual(_claim: Claim, records: Sequence[Record]) -> Found | None:
     return Found(share, f"largest of {len(shares)} anatomies: {where}")
 
 
-def checks_passed(_claim: Claim, records: Sequence[Record]) -> Found | None:
-    """Share of the arms that passed their check against the fp32 reference."""
-    checks = [check for record in records for check in record.checks]
+def checks_passed(claim: Claim, records: Sequence[Record]) -> Found | None:
+    """Share of the experiment's arms that passed their check against a reference in higher precision."""
+    checks = [check for record in records if record.cell.experiment == claim.experiment for check in record.checks]
     return Found(sum(c.passed for c in checks) / len(checks), f"{len(checks)} checks") if checks else None
 
 
@@ -311,6 +301,7 @@ OF_ONE_GPU: dict[str, Callable[[Claim, Sequence[Record]], Found | None]] = {
     "step-ms": step_ms,
     "quantised-order": quantised_order,
     "quantised-gain": quantised_gain,
+    **measures_quant.OF_ONE_GPU,
     "read-share": read_share,
     "attested": attested,
     "graph-over-floor": graph_over_floor,

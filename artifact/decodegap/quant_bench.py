@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from decodegap import decode, models, quant_catalogue, quant_paths
 from decodegap.errors import DecodeGapError
 from decodegap.models import Model
-from decodegap.quant_attest import relative_error
 from decodegap.quant_catalogue import QuantPath
 from decodegap.quant_paths import QuantLinear
+from decodegap.reference import relative_error
 from decodegap.schema import Projection
 
 BEYOND_CACHE = 4  # times the last-level cache that a round reads, so that no weight is still there when it is due

@@ -24,6 +24,7 @@ class QuantPath:
     group: int = 0
     kernels: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+    sums_in_fp16: bool = False  # adds up partial sums by atomics in fp16, so that it does not repeat itself bit for bit
     on_gpu: bool = True
     on_cpu: bool = False
 
@@ -51,11 +52,13 @@ _ALL = (
         "bnb-nf4-dq", "NF4, double quantisation", "bfloat16", bits=4 + 8 / 64 + 32 / (64 * 256), group=64,
         kernels=("gemm_4bit_simt", "kgemm_4bit_inference_naive"),
     ),
-    QuantPath("awq-marlin", "AWQ (Marlin)", "float16", bits=4 + 20 / 128, group=128, kernels=("Marlin",)),
+    QuantPath(
+        "awq-marlin", "AWQ (Marlin)", "float16", bits=4 + 20 / 128, group=128, kernels=("Marlin",), sums_in_fp16=True,
+    ),
     QuantPath("gptq-marlin", "GPTQ (Marlin)", "float16", bits=4 + 16 / 128, group=128, kernels=("Marlin",)),
     QuantPath(
         "gptq-exllamav2", "GPTQ (ExLlamaV2)", "float16", bits=4 + 20 / 128, group=128,
-        kernels=("gemm_half_q_half_gptq_kernel",),
+        kernels=("gemm_half_q_half_gptq_kernel",), sums_in_fp16=True,
     ),
     QuantPath(
         "int4-tinygemm", "int4 (torch's tinygemm)", "bfloat16", bits=4 + 32 / 128, group=128,
@@ -75,3 +78,8 @@ def on(gpu: str) -> list[QuantPath]:
 def baseline_on(gpu: str) -> str:
     """The path that speed-ups on this GPU are over: bf16 as published, fp32 on a CPU."""
     return BASELINE.get(gpu, "bf16")
+
+
+def series() -> list[str]:
+    """The names of all series that the paths may have: launched kernel by kernel, and replayed from a graph."""
+    return [name for slug in PATHS for name in (slug, slug + GRAPH_SUFFIX)]

@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -23,12 +23,22 @@ NOT_FINITE = 1e9  # the error of NaN: a record holds no Infinity
 HEAD_ROWS = 16384  # rows of the output head upcast at a time: 0.23 GB in fp32 for a hidden size of 3584
 
 
+@runtime_checkable
+class Dequantised(Protocol):
+    """A linear module that holds its weight packed, and says what it stands for."""
+
+    bias: torch.Tensor | None
+
+    def dequantised(self) -> torch.Tensor:
+        """The weight `[out, in]` in fp32."""
+
+
 def reference_logits(net: PreTrainedModel, cache: Cache, token: torch.Tensor, ctx: int) -> torch.Tensor:
     """Logits `[1, vocab]` after `token` `[1, 1]` at position `ctx - 1`, over the first `ctx - 1` tokens of `cache`.
 
     In fp32, or in fp64 for a net that is itself fp32: a reference must be finer than what it judges. Weights are
-    upcast one matrix at a time, so that it fits beside the weights on a small card; K and V are taken as cached,
-    because that is what every arm is given.
+    upcast, or dequantised, one matrix at a time, so that it fits beside the weights on a small card; K and V are taken
+    as cached, because that is what every arm is given.
     """
     dtype = torch.float64 if net.dtype == torch.float32 else torch.float32
     model = net.get_submodule("model")
@@ -46,13 +56,20 @@ def reference_logits(net: PreTrainedModel, cache: Cache, token: torch.Tensor, ct
         return torch.cat([hidden @ rows.to(dtype).T for rows in head.split(HEAD_ROWS)], dim=-1)
 
 
-def check(arm: str, logits: torch.Tensor, eager_logits: torch.Tensor, reference: torch.Tensor) -> Check:
+def check(
+    arm: str,
+    logits: torch.Tensor,
+    eager_logits: torch.Tensor,
+    reference: torch.Tensor,
+    *,
+    multiple: float = ALLOWED_MULTIPLE,
+) -> Check:
     """Hold an arm's `logits` and stock eager's, all `[1, vocab]`, against the `reference` of the same step.
 
-    The error is relative L2. It passes within `ALLOWED_MULTIPLE` of eager's own, if it also picks the reference's
-    token wherever the reference is decided by more than rounding. Logits that are not finite have error 1e9.
+    The error is relative L2. It passes within `multiple` of eager's own, if it also picks the reference's token
+    wherever the reference is decided by more than rounding. Logits that are not finite have error 1e9.
     """
-    error, eager_error = _error(logits, reference), _error(eager_logits, reference)
+    error, eager_error = relative_error(logits, reference), relative_error(eager_logits, reference)
     first, second = reference.flatten().topk(2).values.tolist()
     margin = (first - second) / float(reference.std())
     same = bool(logits.argmax() == reference.argmax())
@@ -61,17 +78,27 @@ def check(arm: str, logits: torch.Tensor, eager_logits: torch.Tensor, reference:
         arm=arm,
         error=error,
         eager_error=eager_error,
-        allowed_multiple=ALLOWED_MULTIPLE,
+        allowed_multiple=multiple,
         argmax_equal=same,
         reference_margin=margin,
-        passed=error <= ALLOWED_MULTIPLE * max(eager_error, ROUNDING) and (same or not decided),
+        passed=error <= multiple * max(eager_error, ROUNDING) and (same or not decided),
     )
 
 
-def _error(logits: torch.Tensor, reference: torch.Tensor) -> float:
-    """Relative L2 distance of `logits` from `reference`."""
+def failure(result: Check) -> str:
+    """Why `result` did not pass, in a phrase."""
+    if result.error > result.allowed_multiple * result.eager_error:
+        return (
+            f"relative error {result.error:.3g} against the reference, more than {result.allowed_multiple} x eager's "
+            f"own {result.eager_error:.3g}"
+        )
+    return f"another token than the reference, which is decided by {result.reference_margin:.3g} standard deviations"
+
+
+def relative_error(found: torch.Tensor, reference: torch.Tensor) -> float:
+    """Relative L2 distance of `found` from `reference`; 1e9 if it is not finite."""
     exact = reference.double()
-    distance = float((logits.double() - exact).norm() / exact.norm())
+    distance = float((found.double() - exact).norm() / exact.norm())
     return distance if math.isfinite(distance) else NOT_FINITE
 
 
@@ -107,10 +134,13 @@ def _layer(
 def _linear(x: torch.Tensor, module: nn.Module, name: str) -> torch.Tensor:
     """`x` through the weight, and the bias if there is one, of the linear module `name` in `module`, upcast to `x`."""
     linear = module.get_submodule(name)
-    assert isinstance(linear, nn.Linear)
-    parameters = dict(linear.named_parameters())
-    out = x @ parameters["weight"].to(x.dtype).T
-    return out + parameters["bias"].to(x.dtype) if "bias" in parameters else out
+    if isinstance(linear, Dequantised):
+        weight, bias = linear.dequantised(), linear.bias
+    else:
+        assert isinstance(linear, nn.Linear)
+        weight, bias = linear.weight, linear.bias
+    out = x @ weight.to(x.dtype).T
+    return out if bias is None else out + bias.to(x.dtype)
 
 
 def _rms_norm(x: torch.Tensor, module: nn.Module, eps: float) -> torch.Tensor:

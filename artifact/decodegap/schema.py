@@ -56,6 +56,38 @@ class Protocol(Strict):
         return hashlib.sha256(canonical(self.model_dump()).encode()).hexdigest()[:16]
 
 
+class DeviceState(Strict):
+    """What moves on a device: read before and after the measured steps. None where the card does not say."""
+
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    temperature_c: int | None
+    power_w: float | None
+    throttle_reasons: list[str]
+    memory_used_mib: int | None
+    utilisation_percent: int | None
+    other_processes: int | None
+    ecc_uncorrected: int | None = None  # uncorrected memory errors since the driver was loaded
+
+
+class Ran(Strict):
+    """Proof of what ran: the SDPA backend seen and the kernels (or CPU operators) of one profiled step."""
+
+    sdpa: str
+    evidence: str
+    kernels: dict[str, int]  # name -> launches in the step
+
+
+class Sustained(Strict):
+    """A free-running loop of seconds, long enough for the card's clock and power to settle."""
+
+    steps: int = Field(ge=1)
+    step_ms: Milliseconds  # the loop's time over its steps; between device events where there is a device
+    before: DeviceState | None  # just before the loop
+    during: DeviceState | None  # once the last step is enqueued, while the device still works; None without a device
+    after: DeviceState | None  # just after it
+
+
 class Series(Strict):
     """The raw samples of one arm in one session. Each list has one value a measured step."""
 
@@ -68,14 +100,8 @@ class Series(Strict):
     step_ms: Milliseconds  # median of wall_ms
     energy_steps: int | None = None
     energy_j_per_step: float | None = None  # from NVML's energy counter over the free-running energy loop
-
-
-class Ran(Strict):
-    """Proof of what ran: the SDPA backend seen and the kernels (or CPU operators) of one profiled step."""
-
-    sdpa: str
-    evidence: str
-    kernels: dict[str, int]  # name -> launches in the step
+    sustained: Sustained | None = None
+    ran: Ran | None = None  # this arm's own, in a session that measures several
 
 
 class Pair(Strict):
@@ -119,6 +145,7 @@ class Quantised(Strict):
     group: int  # weights that share a scale; 0 for a baseline, whose weights are as they were
     packed: int = Field(ge=0)  # the projections of all layers: codes, scales and zeros, or plain weights
     kept: int = Field(ge=0)  # read in every step as before: output head, norms, biases
+    table: int = Field(ge=0)  # an untied input embedding, of which a step reads one row
     dense: int = Field(ge=0)  # the same projections at two bytes a weight (four on a CPU)
 
 
@@ -195,20 +222,6 @@ class Floors(Strict):
     achievable: Milliseconds | None
 
 
-class DeviceState(Strict):
-    """What moves on a device: read before and after the measured steps. None where the card does not say."""
-
-    sm_clock_mhz: int | None
-    memory_clock_mhz: int | None
-    temperature_c: int | None
-    power_w: float | None
-    throttle_reasons: list[str]
-    memory_used_mib: int | None
-    utilisation_percent: int | None
-    other_processes: int | None
-    ecc_uncorrected: int | None = None  # uncorrected memory errors since the driver was loaded
-
-
 class Machine(Strict):
     """What the session ran on; nothing that names the host, its user, its address or a serial number."""
 
@@ -261,10 +274,10 @@ class Record(Strict):
     pair: Pair | None = None
     attestations: list[Attestation] = []
     checks: list[Check] = []
+    refused: dict[str, str] = {}  # arms of a session of several that were not timed -> why
     anatomy: list[Anatomy] = []
     quantised: Quantised | None = None
     projections: list[Projection] = []
-    absent: dict[str, str] = {}  # quantised paths that this machine cannot run, and why
     bytes: ByteCounts
     floors_ms: Floors
     peak_gb_s: float | None

@@ -32,6 +32,8 @@ from decodegap.schema import (
     Machine,
     Outcome,
     Pair,
+    Projection,
+    Quantised,
     Ran,
     Record,
     Series,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 MEASURING_SOURCES = (
     "anatomy.py",
+    "anatomy_quant.py",
     "arms.py",
     "attest.py",
     "cells.py",
@@ -54,6 +57,18 @@ MEASURING_SOURCES = (
     "probe_kernels.py",
     "probes.py",
     "profiling.py",
+    "quant_attest.py",
+    "quant_bench.py",
+    "quant_catalogue.py",
+    "quant_cells.py",
+    "quant_check.py",
+    "quant_kernels.py",
+    "quant_modules.py",
+    "quant_nf4.py",
+    "quant_patches.py",
+    "quant_paths.py",
+    "quant_tiles.py",
+    "quantise.py",
     "reference.py",
     "session.py",
     "timing.py",
@@ -83,7 +98,10 @@ class Findings:
     pair: Pair | None = None
     attestations: list[Attestation] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
     anatomy: list[Anatomy] = field(default_factory=list)
+    quantised: Quantised | None = None
+    projections: list[Projection] = field(default_factory=list)
     idle: DeviceState | None = None  # before this process starts CUDA: what is there then is others'
     before: DeviceState | None = None
     after: DeviceState | None = None
@@ -142,7 +160,7 @@ def _measure(task: Task, device: gpus.Device | None, target: str, store: Path, f
     """Probe, build and prefill, then measure as the cell's arm says; everything learnt is left in `found`."""
     import torch
 
-    from decodegap import arms, cells, decode, probes
+    from decodegap import arms, cells, decode, probes, quant_cells
 
     cell, protocol = task.cell, task.protocol
     model = models.lookup(cell.model)
@@ -167,7 +185,8 @@ def _measure(task: Task, device: gpus.Device | None, target: str, store: Path, f
             cache, logits = decode.prefill(net, tokens, protocol.prefill_chunk)
             decode.synchronize(target)
         setup = arms.Setup(net, cache, logits.argmax(dim=-1, keepdim=True), cell.ctx, target)
-        cells.measure(task, setup, device, store, found)
+        measuring = quant_cells if task.cell.experiment == "quantised" else cells
+        measuring.measure(task, setup, device, store, found)
     found.peak_memory_bytes = torch.cuda.max_memory_allocated() if target == "cuda" else host.peak_rss_bytes()
 
 
@@ -206,11 +225,7 @@ def _record(task: Task, gpu: gpus.Gpu, started_at: str, found: Findings) -> Reco
     model = models.lookup(cell.model)
     read_gb_s = found.read.gb_s if found.read else None
     peak_gb_s = gpu.peak_gb_s or read_gb_s
-    counts = ByteCounts(
-        weights_all=model.weight_bytes(cell.dtype),
-        weights_streamed=model.streamed_bytes(cell.dtype),
-        kv=model.kv_bytes(cell.ctx, cell.dtype),
-    )
+    counts = _counts(task, found)
     if found.machine is not None:
         _judge(found.machine, gpu, counts, found)
     return Record(
@@ -227,7 +242,10 @@ def _record(task: Task, gpu: gpus.Gpu, started_at: str, found: Findings) -> Reco
         pair=found.pair,
         attestations=found.attestations,
         checks=found.checks,
+        refused=found.refused,
         anatomy=found.anatomy,
+        quantised=found.quantised,
+        projections=found.projections,
         bytes=counts,
         floors_ms=_floors(counts, peak_gb_s, read_gb_s),
         peak_gb_s=peak_gb_s,
@@ -241,6 +259,17 @@ def _record(task: Task, gpu: gpus.Gpu, started_at: str, found: Findings) -> Reco
         peak_memory_bytes=found.peak_memory_bytes,
         bytes_asked=found.bytes_asked,
         stand_in=model.role != "paper",
+    )
+
+
+def _counts(task: Task, found: Findings) -> ByteCounts:
+    """The bytes that the floors are made of: by the model's config, or as really held on a quantised path."""
+    model, cell, held = models.lookup(task.cell.model), task.cell, found.quantised
+    streamed = held.packed + held.kept if held else model.streamed_bytes(cell.dtype)
+    return ByteCounts(
+        weights_all=streamed + held.table if held else model.weight_bytes(cell.dtype),
+        weights_streamed=streamed,
+        kv=model.kv_bytes(cell.ctx, cell.dtype),
     )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from decodegap import floor, gpus, models
+from decodegap import floor, gpus, models, quant_catalogue
 from decodegap.errors import BadInputError
 from decodegap.published import DTYPE, Published, Quantity
 
@@ -21,7 +21,7 @@ class Finding:
 def findings(published: Published) -> list[Finding]:
     """Every tension, in the order a reader meets them. Raises `BadInputError` where a number it needs is gone."""
     return [_headline(published), _counted_bytes(), _what_graphs_leave(published), _l4_baselines(published),
-            _profiler(published), _out_of_memory(published)]  # fmt: skip
+            _profiler(published), _quantised(published), _out_of_memory(published)]  # fmt: skip
 
 
 def _headline(published: Published) -> Finding:
@@ -87,6 +87,26 @@ def _profiler(published: Published) -> Finding:
         f"times), the L4's {slow:.2f} times: a profiled step says little about the time of a fast card's step.",
         {"h100_factor": profiled / plain, "l4_factor": slow},
     )
+
+
+def _quantised(published: Published) -> Finding:
+    slow = _number(published, "step_ms", "l4", arm="bf16")
+    fast = _number(published, "step_ms", "l4", arm="gptq-exllamav2")
+    path, model = quant_catalogue.PATHS["gptq-exllamav2"], models.lookup(QWEN)
+    peak = gpus.catalogue()["l4"].peak_gb_s or 0.0
+    read = floor.quantised_bytes(model.config, floor.ELEMENT_BYTES[DTYPE], path.bits) + model.kv_bytes(CTX, DTYPE)
+    table = model.weight_bytes(DTYPE) - model.streamed_bytes(DTYPE)
+    streamed, everything = floor.floor_ms(read, peak), floor.floor_ms(read + table, peak)
+    before = floor.floor_ms(model.streamed_bytes(DTYPE) + model.kv_bytes(CTX, DTYPE), peak)
+    return Finding(
+        "quantised-floor",
+        f"The L4's GPTQ step of {fast:.2f} ms is shorter than a floor that counts every weight held, {everything:.1f} "
+        f"ms, which no step can be; without the embedding the floor is {streamed:.1f} ms. It gains {slow / fast:.2f} "
+        f"times where its bytes promise {before / streamed:.2f}, because the bf16 step reaches {before / slow:.0%} of "
+        f"its own streamed floor and this one {streamed / fast:.0%}.",
+        {"everything_ms": everything, "streamed_ms": streamed, "gain": slow / fast, "promised": before / streamed,
+         "bf16_share": before / slow, "share": streamed / fast},
+    )  # fmt: skip
 
 
 def _out_of_memory(published: Published) -> Finding:
