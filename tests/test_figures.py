@@ -68,8 +68,21 @@ def test_without_the_style_sheet_is_one_line(
 
 def test_goldens_are_all_used() -> None:
     launched = ("ab", "ab-sessions", "arms", "anatomy", "ledger", "predictions", "cpu-ab", "cpu-anatomy")
+    launched = (*launched, *(f"{pre}{name}" for pre in ("", "cpu-") for name in ("quantised", "projections", "why")))
     tables = {f"{name}.{kind}" for name in ("grid", "grid_yours", "cpu", *launched) for kind in ("md", "csv", "tex")}
-    drawn = ("fraction", "context", "heatmap", "cpu", "anatomy", "ratios", "dispatch", "cpu-ab", "cpu-anatomy")
+    drawn = (
+        "fraction",
+        "context",
+        "heatmap",
+        "cpu",
+        "anatomy",
+        "ratios",
+        "dispatch",
+        "cpu-ab",
+        "cpu-anatomy",
+        "quantised",
+        "cpu-quantised",
+    )
     assert {path.name for path in GOLDEN.iterdir()} == tables | {f"{name}.svg" for name in drawn} | {"numbers.tex"}
 
 

@@ -18,8 +18,20 @@ from decodegap import plan, records, report
 from decodegap.errors import BadInputError, BadRecordError
 from decodegap.paths import HERE, Places
 
-DRAWN = ("fraction", "context", "heatmap", "anatomy", "ratios", "dispatch")
-MADE = ("grid", "actions", "ab", "ab-sessions", "arms", "anatomy", "ledger", "predictions")
+DRAWN = ("fraction", "context", "heatmap", "anatomy", "ratios", "dispatch", "quantised")
+MADE = (
+    "grid",
+    "actions",
+    "ab",
+    "ab-sessions",
+    "arms",
+    "anatomy",
+    "ledger",
+    "predictions",
+    "quantised",
+    "projections",
+    "why",
+)
 FIGURES = {f"{name}.{fmt}" for name in DRAWN for fmt in ("pdf", "png", "svg")}
 TABLES = {f"{name}.{kind}" for name in MADE for kind in ("md", "csv", "tex")}
 REVIEW = {f"{name}.{kind}" for name in ("claims", "costs") for kind in ("md", "csv", "tex")} | {
@@ -224,7 +236,7 @@ def test_the_notebook_runs_in_a_checkout_and_shows_every_figure_at_its_print_siz
     cells = [cell for cell in json.loads(out.read_text())["cells"] if cell["cell_type"] == "code"]
     shown = [output["data"] for cell in cells for output in cell["outputs"] if "data" in output]
     assert sum("image/png" in data for data in shown) == len(DRAWN) + 1
-    assert sum("text/markdown" in data for data in shown) == 10
+    assert sum("text/markdown" in data for data in shown) == 14
     assert names(checkout / "figures") == FIGURES | {"paper.mplstyle"}
 
 

@@ -58,7 +58,9 @@ def _arm(mine: Sequence[Record], arm: str, ctx: int, name: str) -> dict[str, str
     anatomy = _anatomy(mine, arm, ctx)
     step = statistics.fmean(steps) if steps else None
     floors = [
-        r.floors_ms.published for r in mine if (r.cell.model, r.cell.ctx) == (MODEL, ctx) and r.floors_ms.published
+        r.floors_ms.published
+        for r in mine
+        if (r.cell.experiment, r.cell.model, r.cell.ctx) == ("graphs", MODEL, ctx) and r.floors_ms.published
     ]
     out = {
         f"ArmStep{name}": _text(step, 2),
