@@ -1,0 +1,322 @@
+"""Whether sessions of quantised paths measure, check and refuse as they should; real paths on a tiny model."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import stepping
+import torch
+from factory import record
+
+from decodegap import (
+    arms,
+    floor,
+    graphs,
+    models,
+    plan,
+    plan_quantised,
+    quant_catalogue,
+    quant_cells,
+    quant_check,
+    quant_paths,
+    records,
+    session,
+)  # fmt: skip
+from decodegap.arms import Setup, Step
+from decodegap.errors import BadInputError
+from decodegap.plan import Task
+from decodegap.quant_catalogue import PATHS
+from decodegap.schema import Series
+from decodegap.session import Findings
+
+MODEL = "tiny-qwen2"  # its widths divide into NF4's blocks of 64 and not into groups of 128
+LAYERS = 2
+
+
+def planned(gpu: str = "cpu", **given: object) -> list[Task]:
+    return plan_quantised.quantised(plan.request(gpu=gpu, **given), gpu)
+
+
+def task(arm: str) -> Task:
+    """The first session of a path, or of the check, on the tiny model."""
+    here = planned(models=MODEL, contexts=str(stepping.CTX))[0]
+    return replace(here, cell=here.cell.model_copy(update={"arm": arm}))
+
+
+def measured(arm: str, store: Path, setup: Setup | None = None) -> Findings:
+    found = Findings()
+    with torch.inference_mode():
+        quant_cells.measure(task(arm), setup or stepping.setup(MODEL), None, store, found)
+    return found
+
+
+def keep_check(found: Findings, store: Path) -> None:
+    """Write the record of a check session with what it found."""
+    checked = task(plan.CHECK)
+    changes = {
+        "cell": checked.cell, "session": 1, "protocol": checked.protocol, "protocol_hash": checked.protocol.digest(),
+        "checks": found.checks, "projections": found.projections, "refused": found.refused,
+    }  # fmt: skip
+    records.write(record().model_copy(update=changes), store)
+
+
+def test_a_check_comes_first_then_whole_passes_over_every_path_in_its_own_dtype() -> None:
+    tasks = planned("h200")
+    named = [(t.cell.model, t.cell.ctx, t.cell.arm, t.session) for t in tasks]
+    paths = [slug for slug in PATHS if slug != "fp32"]
+    assert named == [
+        ("qwen2.5-7b", 2048, "check", 1),
+        *(("qwen2.5-7b", 2048, slug, session) for session in (1, 2, 3) for slug in paths),
+    ]
+    dtypes = {t.cell.arm: t.cell.dtype for t in tasks}
+    assert dtypes["bf16"] == dtypes["bnb-nf4"] == dtypes["int4-tinygemm"] == dtypes["check"] == "bfloat16"
+    assert dtypes["fp16"] == dtypes["awq-marlin"] == dtypes["gptq-exllamav2"] == "float16"
+    assert {t.cell.sdpa for t in tasks if t.cell.arm != "check"} == {"flash"}
+    assert {plan.check_task(t) for t in tasks} == {tasks[0]}
+
+
+def test_a_cpu_runs_what_has_a_kernel_there_in_fp32_and_parameters_narrow() -> None:
+    tasks = planned()
+    assert [t.cell.arm for t in tasks] == ["check", *["fp32", "bnb-nf4", "int4-tinygemm"] * 3]
+    assert {t.cell.dtype for t in tasks} == {"float32"}
+    narrow = planned("l4", models="llama-3.1-8b,mistral-7b", contexts="4096", sessions="1")
+    assert len(narrow) == 2 + 2 * 8
+    assert {t.cell.ctx for t in narrow} == {4096}
+    with pytest.raises(BadInputError, match="beyond"):
+        planned("l4", contexts="16777216")
+
+
+def test_a_path_is_timed_proven_and_dissected_with_the_bytes_that_it_holds(tmp_path: Path) -> None:
+    found = Findings()
+    found.read = type("Read", (), {"gb_s": 10.0})()  # type: ignore[assignment]  # the probe that a session starts with
+    with torch.inference_mode():
+        quant_cells.measure(task("bnb-nf4"), stepping.setup(MODEL), None, tmp_path, found)
+    assert found.outcome == "ok", found.reasons
+    assert [series.arm for series in found.series] == ["bnb-nf4"]
+    assert found.ran is not None
+    assert found.ran == found.series[0].ran
+    assert found.quantised is not None
+    config = models.lookup(MODEL).config
+    count = floor.projection_count(config)
+    assert found.quantised.packed == round(count * PATHS["bnb-nf4"].bits / 8)
+    assert found.quantised.dense == 4 * count
+    streamed = found.quantised.packed + found.quantised.kept
+    assert streamed == floor.quantised_bytes(config, 4, PATHS["bnb-nf4"].bits)
+    counts = session._counts(task("bnb-nf4"), found)
+    assert (counts.weights_streamed, counts.weights_all) == (streamed, streamed + found.quantised.table)
+    (anatomy,) = found.anatomy
+    assert anatomy.flags == []
+    assert anatomy.operators["quantised product"].launches == 7 * LAYERS
+    assert anatomy.operators["quantised product"].bytes == found.quantised.packed
+    assert anatomy.operators["aten::linear (head)"].bytes == found.quantised.kept
+    assert "aten::linear" not in anatomy.operators
+    assert anatomy.ledger_bytes["weights"] == streamed
+
+
+def test_bytes_by_arithmetic_are_those_of_the_study_s_model() -> None:
+    config = models.lookup("qwen2.5-7b").config
+    assert floor.projection_count(config) == 6_525_288_448
+    assert floor.quantised_bytes(config, 2, 16) == floor.streamed_bytes(config, 2)
+    assert floor.quantised_bytes(config, 2, 4.5) == pytest.approx(4.76e9, rel=1e-3)
+
+
+def test_a_path_without_a_kernel_here_is_unsupported_in_one_line(tmp_path: Path) -> None:
+    found = measured("awq-marlin", tmp_path)
+    assert (found.outcome, found.series) == ("unsupported", [])
+    assert found.reasons == ["awq-marlin has no kernel for a CPU"]
+    found = measured("int4-tinygemm", tmp_path)
+    assert (found.outcome, found.series) == ("unsupported", [])
+    assert "not a multiple of 128" in found.reasons[0]
+    with pytest.raises(BadInputError, match=r"'eager'; known are bf16"):
+        measured("eager", tmp_path)
+
+
+def test_a_projection_that_fell_back_to_a_dense_product_voids_the_session(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = quant_paths.convert
+
+    def half(net: torch.nn.Module, path: quant_catalogue.QuantPath, device: str) -> quant_paths.Held:
+        held = real(net, path, device)
+        _, holder, name, module = next(quant_paths.projections(net))
+        dense = torch.nn.Linear(module.in_features, module.out_features)
+        setattr(holder, name, dense.requires_grad_(requires_grad=False))
+        return held
+
+    monkeypatch.setattr(quant_paths, "convert", half)
+    found = measured("bnb-nf4", tmp_path)
+    assert found.outcome == "void"
+    assert any(f"{7 * LAYERS - 1} times a step, not {7 * LAYERS}" in reason for reason in found.reasons), found.reasons
+
+
+def test_a_stale_launched_step_voids_the_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = arms.eager
+    monkeypatch.setattr(arms, "eager", lambda setup: replace(real(setup), set_token=lambda _value: None))
+    found = measured("bnb-nf4", tmp_path)
+    assert found.outcome == "void"
+    assert any("empty or stale" in reason for reason in found.reasons)
+
+
+def replayed(change: Callable[[Setup], Callable[[Step], Step]]) -> Findings:
+    """What is proven of a converted net's step and of a stand-in for its replay, which `change` makes of a launch."""
+    setup = stepping.setup(MODEL)
+    found = Findings()
+    with torch.inference_mode():
+        quant_paths.convert(setup.net, PATHS["bnb-nf4"], "cpu")
+        eager = arms.eager(replace(setup, cache=quant_check.sharing(setup.cache)))
+        body = graphs.pinned(setup)
+        twin = graphs.launched(setup, body)
+        graph = replace(change(setup)(graphs.launched(setup, body)), replayed=True)
+        empty = {"wall_ms": [], "enqueue_ms": [], "event_ms": None, "free_steps": 1, "free_total_ms": 1.0, "step_ms": 1}
+        found.series = [Series(arm=name, **empty) for name in ("bnb-nf4", "bnb-nf4-graph")]
+        quant_cells.prove(task("bnb-nf4"), [eager, graph], twin, "cpu", found)
+    return found
+
+
+def stale_product(setup: Setup) -> Callable[[Step], Step]:
+    """A replay in which one projection runs and its output is not written anew."""
+    _, _, _, module = next(quant_paths.projections(setup.net))
+    kept: dict[str, torch.Tensor] = {}
+
+    def changed(step: Step) -> Step:
+        def run() -> None:
+            real = module.forward
+
+            def first(x: torch.Tensor) -> torch.Tensor:
+                out = real(x)
+                return kept.setdefault("first", out)
+
+            module.forward = first  # type: ignore[method-assign]
+            step.run()
+            module.forward = real  # type: ignore[method-assign]
+
+        return replace(step, run=run)
+
+    return changed
+
+
+def test_a_replay_that_does_its_launches_work_is_attested() -> None:
+    found = replayed(lambda _setup: lambda step: step)
+    assert (found.outcome, found.reasons) == ("ok", [])
+    (seen,) = found.attestations
+    assert seen.outputs_equal
+    assert seen.kernels_equal
+    assert found.series[1].ran is not None
+
+
+def test_a_replay_with_one_stale_projection_voids_the_session() -> None:
+    found = replayed(stale_product)
+    assert found.outcome == "void"
+    assert any("from the launched step" in reason for reason in found.reasons), found.reasons
+    assert found.attestations[0].outputs_changed, "its logits follow the token all the same"
+
+
+def test_an_empty_replay_voids_the_session() -> None:
+    found = replayed(lambda _setup: lambda step: replace(step, run=lambda: None))
+    assert found.outcome == "void"
+
+
+def test_the_cache_that_is_shared_is_left_alone() -> None:
+    setup = stepping.setup(MODEL)
+    with torch.inference_mode():
+        step = arms.eager(replace(setup, cache=quant_check.sharing(setup.cache)))
+        step.run()
+        graphs.pinned(setup)
+        step.reset()
+        step.run()
+    assert setup.cache.get_seq_length() == stepping.CTX - 1
+
+
+@pytest.fixture(scope="module")
+def check() -> Findings:
+    """What a check session on the tiny model finds."""
+    found = Findings()
+    with torch.inference_mode():
+        quant_check.measure(task(plan.CHECK), stepping.setup(MODEL), found)
+    return found
+
+
+def test_a_check_holds_each_path_against_its_own_weights_and_names_those_that_cannot_run(check: Findings) -> None:
+    assert [(result.arm, result.passed) for result in check.checks] == [("fp32", True), ("bnb-nf4", True)]
+    assert {each.path for each in check.projections} == {"fp32", "bnb-nf4"}
+    assert {each.kind for each in check.projections} == {"q/o", "k/v", "gate/up", "down"}
+    assert set(check.refused) == {"bnb-nf4-dq", "awq-marlin", "gptq-marlin", "gptq-exllamav2", "int4-tinygemm"}
+    assert "CPU" in check.refused["awq-marlin"]
+    assert check.flags == []
+
+
+def test_a_path_that_was_checked_is_timed_without_a_flag(check: Findings, tmp_path: Path) -> None:
+    assert any("no record of a check" in flag for flag in measured("fp32", tmp_path).flags)
+    keep_check(check, tmp_path)
+    assert measured("fp32", tmp_path).flags == []
+    other = replace(task("fp32"), protocol=task("fp32").protocol.model_copy(update={"seed": 5}))
+    found = Findings()
+    with torch.inference_mode():
+        quant_cells.measure(other, stepping.setup(MODEL), None, tmp_path, found)
+    assert any("another protocol" in flag for flag in found.flags)
+
+
+def test_a_path_whose_product_is_wrong_fails_its_check_and_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nf4 = type(_first(PATHS["bnb-nf4"]))
+    real = nf4.forward
+    monkeypatch.setattr(nf4, "forward", lambda self, x: real(self, x) * 1.001)
+    found = Findings()
+    with torch.inference_mode():
+        quant_check.measure(task(plan.CHECK), stepping.setup(MODEL), found)
+    assert [(result.arm, result.passed) for result in found.checks] == [("fp32", True), ("bnb-nf4", False)]
+    assert any("bnb-nf4 failed its check: projection q/o: relative error 0.001" in flag for flag in found.flags)
+    keep_check(found, tmp_path)
+    refused = measured("bnb-nf4", tmp_path)
+    assert (refused.outcome, refused.series) == ("unsupported", [])
+    assert "not timed, because its check failed: projection" in refused.reasons[0]
+    assert measured("fp32", tmp_path).outcome == "ok"
+
+
+def test_a_path_whose_kernel_stops_is_named_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def stop(_self: object, _x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("CUDA error: an illegal\ninstruction was encountered")
+
+    monkeypatch.setattr(type(_first(PATHS["bnb-nf4"])), "forward", stop)
+    found = Findings()
+    with torch.inference_mode():
+        quant_check.measure(task(plan.CHECK), stepping.setup(MODEL), found)
+    assert [result.arm for result in found.checks] == ["fp32"]
+    assert found.refused["bnb-nf4"] == "its check stopped: CUDA error: an illegal instruction was encountered"
+    keep_check(found, tmp_path)
+    assert measured("bnb-nf4", tmp_path).outcome == "unsupported"
+
+
+def _first(path: quant_catalogue.QuantPath) -> torch.nn.Module:
+    """The first projection of a converted tiny model."""
+    setup = stepping.setup(MODEL)
+    with torch.inference_mode():
+        quant_paths.convert(setup.net, path, "cpu")
+    return next(quant_paths.projections(setup.net))[-1]
+
+
+def test_an_error_below_the_dense_products_own_is_no_failure() -> None:
+    path = PATHS["gptq-exllamav2"]
+    assert quant_check.multiple_of(path) > quant_check.multiple_of(PATHS["gptq-marlin"])
+    assert quant_check.failures(path, [], []) == []
+
+
+def test_two_dtypes_are_prefilled_apart_and_each_path_gets_a_fresh_net() -> None:
+    setup = stepping.setup(MODEL)
+    with torch.inference_mode():
+        nets = quant_check._Nets(task(plan.CHECK), setup)
+        assert nets.setup("float32") is setup
+        other = nets.setup("bfloat16")
+        assert other.net.dtype == torch.bfloat16
+        again = nets.setup("float32")
+    assert other.cache is not setup.cache
+    assert other.cache.layers[0].keys.dtype == torch.bfloat16
+    assert again.net is not setup.net
+    assert again.cache is setup.cache
+    assert not list(setup.net.named_children()), "the net before is let go"
+    names = [name for name, _ in again.net.named_parameters()]
+    assert len(names) == len(list(stepping.setup(MODEL).net.named_parameters()))
