@@ -62,6 +62,25 @@ def test_the_launch_notebook_measures_a_pair_on_a_cpu_and_says_what_it_is(
     assert "No record here for the table `arms`" in text
 
 
+@pytest.mark.slow
+def test_the_quantised_notebook_checks_measures_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parameters = TINY | {"results": str(tmp_path)}
+    executed = execute.run("03_quantised", parameters, tmp_path / "cpu" / "notebooks", tmp_path)
+    assert "4 sessions on cpu" in capsys.readouterr().out
+    outcomes = {record.cell.arm: record.outcome for record in records.load_all(tmp_path, "cpu")}
+    assert outcomes == {"check": "ok", "fp32": "ok", "bnb-nf4": "ok", "int4-tinygemm": "unsupported"}
+    cells = nbformat.read(executed, as_version=4).cells
+    shown = [out.data for cell in cells for out in cell.get("outputs", []) if "data" in out]
+    text = "\n".join(data.get("text/markdown", "") for data in shown)
+    assert "| measured, yours |" in text
+    assert "missing: unsupported: " in text
+    assert "missing: awq-marlin has no kernel for a CPU" in text
+    assert "an eighth of the fp32 step, launched kernel by kernel, would be" in text
+    assert sum("image/png" in data for data in shown) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

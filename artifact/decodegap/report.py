@@ -232,9 +232,11 @@ def _line(cell: Cell, wanted: int, rows: Sequence[CellRow], study: Published, fi
 
 
 def _is_quoted(cell: Cell, study: Published) -> bool:
-    """Whether the study gives a value for this cell: a fraction of the baseline, or the ratio of the A/B."""
+    """Whether the study has this cell: a fraction of the baseline, the ratio of the A/B, a step of a quantised path."""
     if cell.experiment == "graphs" and cell.arm == SAME_WORK:
         return study.find("graph_speedup", gpu=cell.gpu, model=cell.model, ctx=cell.ctx) is not None
+    if cell.experiment == "quantised":
+        return study.find("step_ms", gpu=cell.gpu, model=cell.model, ctx=cell.ctx, arm=cell.arm) is not None
     return cell.experiment == "baseline" and study.fraction(cell.gpu, cell.model, cell.ctx) is not None
 
 

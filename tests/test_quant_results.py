@@ -1,0 +1,258 @@
+"""Whether tables, figure, text and verdicts of the quantised paths say what was measured, promised and published."""
+
+import csv
+import io
+import re
+import statistics
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from factory import grid, rehashed
+from factory_quant import EAGER_MS, GRAPH_MS, checked, experiment, measured
+from test_figures import GOLDEN_MATPLOTLIB, saved, texts
+from test_tables import STUDY, golden
+
+from decodegap import (
+    claims,
+    exhibits,
+    floor,
+    frame,
+    models,
+    numbers_quant,
+    quant_results,
+    quant_why,
+    render,
+    report,
+    style,
+    tensions,
+    verdicts,
+)  # fmt: skip
+from decodegap.exhibits import View
+from decodegap.launch import Kept
+from decodegap.paths import HERE, Places
+from decodegap.quant_catalogue import PATHS
+from decodegap.schema import Record
+
+TABLES = ("quantised", "projections", "why")
+CPU_TABLES = tuple(f"cpu-{name}" for name in TABLES)
+REFUSED = {"gptq-exllamav2": "exllamav2 kernels are not built for this card and this torch"}
+
+
+def view(found: list[Record], *, cpu: bool = False) -> View:
+    folder = Places(Path("checkout")).local / "cpu" / "report" if cpu else None
+    kept = tuple(Kept("yours" if cpu else "shipped", each) for each in found)
+    made = frame.build([], found) if cpu else frame.build(found)
+    return View(made, STUDY, folder, kept=kept)
+
+
+@pytest.fixture(scope="module")
+def paper() -> View:
+    return view([*experiment("h200"), *grid("h200", sessions=1, host="bb")])
+
+
+@pytest.fixture(scope="module")
+def cpu() -> View:
+    return view(experiment("cpu"), cpu=True)
+
+
+def lines(table: render.Table, **wanted: object) -> list[dict[str, str]]:
+    found = csv.DictReader(io.StringIO(render.csv_text(table)))
+    return [line for line in found if all(line[key] == str(value) for key, value in wanted.items())]
+
+
+@pytest.mark.parametrize("name", [*TABLES, *CPU_TABLES])
+def test_tables_have_the_golden_bytes_and_a_text_for_each_header(paper: View, cpu: View, name: str) -> None:
+    table = exhibits.table(cpu if name in CPU_TABLES else paper, name)
+    assert table.name == name
+    assert {len(row) for row in table.rows} == {len(table.headers)} == {len(table.numeric)}
+    assert len(table.rows) == len(table.groups)
+    assert render.latex(table).isascii()
+    golden(f"{name}.md", render.markdown(table).encode())
+    golden(f"{name}.csv", render.csv_text(table).encode())
+    golden(f"{name}.tex", render.latex(table).encode())
+
+
+@pytest.mark.parametrize("name", ["quantised", "cpu-quantised"])
+def test_the_figure_has_the_golden_bytes_and_fits_its_column(paper: View, cpu: View, name: str) -> None:
+    figure = exhibits.figure(cpu if name.startswith("cpu") else paper, name)
+    assert figure.get_figwidth() == style.COLUMN_IN
+    figure.draw_without_rendering()
+    box = figure.get_tightbbox(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+    assert box.x0 >= -0.02
+    assert box.x1 <= style.COLUMN_IN + 0.02
+    if version("matplotlib") != GOLDEN_MATPLOTLIB:
+        pytest.skip(f"golden pictures are of matplotlib {GOLDEN_MATPLOTLIB}")
+    golden(f"{name}.svg", saved(figure, "svg"))
+
+
+def test_promised_is_a_quotient_of_bytes_and_realised_one_of_steps(paper: View) -> None:
+    (line,) = lines(exhibits.table(paper, "quantised"), gpu="h200", path="int4-tinygemm")
+    config = models.lookup("qwen2.5-7b").config
+    kv = floor.kv_bytes(config, 2048, 2)
+    read = floor.quantised_bytes(config, 2, 4.25) + kv
+    assert float(line["promised"]) == pytest.approx((floor.streamed_bytes(config, 2) + kv) / read, rel=1e-6)
+    assert float(line["gain"]) == pytest.approx(EAGER_MS["bf16"] / EAGER_MS["int4-tinygemm"])
+    assert float(line["graph_gain"]) == pytest.approx(GRAPH_MS["bf16"] / GRAPH_MS["int4-tinygemm"])
+    assert float(line["floor_streamed_ms"]) == pytest.approx(read / 4800 / 1e6, rel=1e-6)
+    (base,) = lines(exhibits.table(paper, "quantised"), gpu="h200", path="bf16")
+    assert float(base["promised"]) == float(base["gain"]) == float(base["graph_gain"]) == 1
+
+
+def test_the_study_s_steps_stand_beside_and_are_marked(paper: View) -> None:
+    table = exhibits.table(paper, "quantised")
+    rows = {row[3]: row for row in table.rows if row[0] == "L4"}
+    assert [row[6] for row in rows.values()] == ["62.32†", "59.36†", "45.24†", "17.36†"]
+    assert [row[11] for row in rows.values()] == ["1.00", "1.05§", "1.38§", "3.59§"]
+    assert rows["gptq-exllamav2"][10] == "3.10 (a)"
+    assert {row[-1] for row in rows.values()} == {"published"}
+    assert {line["kind"] for line in lines(table, gpu="l4")} == {"published"}
+    assert any(note.startswith("†") for note in table.notes)
+
+
+def test_a_path_is_held_against_a_baseline_of_its_own_host_alone() -> None:
+    found = [measured("bf16", 18.0, 7.0), measured("bnb-nf4", 9.0, 3.5, host="bb", session=2)]
+    (line,) = lines(exhibits.table(view(found), "quantised"), gpu="h200", path="bnb-nf4")
+    assert (line["gain"], line["graph_gain"], line["promised"]) == ("", "", "")
+
+
+def test_what_is_missing_or_unsupported_says_why() -> None:
+    table = exhibits.table(view(grid("h200", sessions=1)), "quantised")
+    missing = lines(table, gpu="h200")
+    assert {line["path"] for line in missing} == {slug for slug in PATHS if slug != "fp32"}
+    assert {line["reason"] for line in missing} == {"not measured"}
+    some = [measured("bf16", 18.0, 7.0), checked(refused=REFUSED),
+            measured("gptq-exllamav2", 0, outcome="unsupported", reasons=REFUSED.values())]  # fmt: skip
+    shown = {row[3]: row for row in exhibits.table(view(some), "quantised").rows if row[0] != "L4"}
+    assert shown["gptq-exllamav2"][-1] == f"missing: unsupported: {REFUSED['gptq-exllamav2']}"
+    assert shown["bf16"][-2] == "1 of 3"
+    kernels = {row[3]: row for row in exhibits.table(view(some), "projections").rows}
+    assert kernels["gptq-exllamav2"][-1] == f"missing: {REFUSED['gptq-exllamav2']}"
+    assert kernels["bf16"][-1] == "passed"
+    alone = exhibits.table(view([]), "why")
+    assert alone.rows[0][-1] == "missing: not measured"
+
+
+def test_a_path_without_a_graph_is_explained_by_its_launched_step() -> None:
+    found = view([measured("bf16", 18.0, 7.0), measured("gptq-exllamav2", 18.2), measured("bnb-nf4", 24.0, 6.6)])
+    series = {line["path"]: line["series"] for line in lines(exhibits.table(found, "why"))}
+    assert series == {"gptq-exllamav2": "eager", "bnb-nf4": "graph"}
+    (line,) = lines(exhibits.table(found, "quantised"), gpu="h200", path="gptq-exllamav2")
+    assert (line["graph_ms"], line["graph_gain"]) == ("", "")
+
+
+def test_the_parts_add_up_to_the_step(paper: View, cpu: View) -> None:
+    for shown, share in ((paper, 1 / 4), (cpu, 1 / 8)):
+        found = quant_why.why(shown.kept, cpu=shown.is_cpu)
+        assert found
+        for each in found:
+            assert each.share == share
+            total = each.share_ms + sum(each.parts_ms.values()) + each.residual_ms
+            assert total == pytest.approx(each.step_ms)
+    by_path = {each.path.slug: each for each in quant_why.why(paper.kept)}
+    assert set(by_path) == {slug for slug, path in PATHS.items() if not path.is_baseline}
+    assert by_path["bnb-nf4"].share_ms == pytest.approx(GRAPH_MS["bf16"] / 4)
+    assert by_path["bnb-nf4"].parts_ms["added kernels"] == pytest.approx(0.1)
+    assert by_path["bnb-nf4"].parts_ms["kernels without weights"] == pytest.approx(0.75 * 1.5)
+    step = statistics.median(GRAPH_MS["bnb-nf4"] * (1 + 0.01 * k) for k in (-1, 0, 1))
+    assert by_path["bnb-nf4"].step_ms == pytest.approx(step)
+
+
+def test_the_paragraph_quotes_the_records_and_flips_with_them(paper: View) -> None:
+    text = quant_why.of_view(paper)
+    assert "a quarter of the bf16 step, replayed from a graph, would be 1.75 ms" in text
+    assert "the fastest path, int4-tinygemm" in text
+    assert "the slowest path, bnb-nf4-dq" in text
+    assert "promise 2.92 to 3.12 times the speed; they realise 0.89 to 1.52" in text
+    slower = [measured("int4-tinygemm", 60.0, 30.0) if r.cell.arm == "int4-tinygemm" else r for r in experiment()]
+    slower = [record for record in slower if record.cell.arm != "int4-tinygemm" or record.session == 1][: len(slower)]
+    kept = list({(r.cell.arm, r.session): r for r in slower}.values())
+    assert "the slowest path, int4-tinygemm" in quant_why.of_view(view(kept))
+    assert quant_why.of_view(view([])).startswith("No quantised path has been measured here yet")
+
+
+def test_a_cpu_s_records_get_tables_of_their_own_and_never_enter_the_paper_s(cpu: View) -> None:
+    assert [row[3] for row in exhibits.table(cpu, "cpu-quantised").rows] == ["fp32", "bnb-nf4", "int4-tinygemm"]
+    assert "of the fp32 step" in quant_why.of_view(cpu)
+    for name in TABLES:
+        assert "tand-in" not in render.markdown(exhibits.table(view(experiment("cpu")), name))
+    assert exhibits.shows(cpu, "cpu-why")
+    assert not exhibits.shows(cpu, "cpu-ab")
+    assert not exhibits.shows(view(grid("cpu", sessions=1), cpu=True), "cpu-quantised")
+
+
+def test_the_figure_shows_each_speed_up_once_hollow_where_it_is_published(paper: View) -> None:
+    figure = exhibits.figure(paper, "quantised")
+    dots = [line for line in figure.axes[0].lines if line.get_linestyle() == "None" and len(line.get_xdata())]  # type: ignore[arg-type]
+    hollow = sorted(float(line.get_xdata()[0]) for line in dots if line.get_markerfacecolor() == "white")  # type: ignore[index]
+    assert hollow == pytest.approx([62.32 / 59.36, 62.32 / 45.24, 62.32 / 17.36])
+    assert len(dots) == 3 + 2 * 6  # a baseline has no row
+    shown = texts(figure)
+    assert {"L4, published", "H200 SXM", "H200 SXM, by graph", "promised by bytes", "4 bits instead of 16"} <= set(
+        shown
+    )
+    assert "bf16" not in shown
+
+
+MACRO = re.compile(r"^[A-Za-z]+$")
+
+
+def test_macros_have_the_same_names_with_and_without_records() -> None:
+    full, empty = numbers_quant.macros(experiment(), STUDY), numbers_quant.macros([], STUDY)
+    assert set(full) == set(empty)
+    assert all(MACRO.match(name) for name in full)
+    assert {text for name, text in empty.items() if name.startswith("Quant")} == {"n/m"}
+    assert "n/m" not in full.values()
+    assert (empty["StudyGainGptq"], empty["StudyPromiseMax"]) == ("3.59", "3.10")
+    assert (full["QuantFastest"], full["QuantSlowest"], full["QuantPaths"]) == ("int4-tinygemm", "bnb-nf4-dq", "6")
+    assert full["QuantShare"] == "1.75"
+
+
+def judged(found: list[Record]) -> dict[str, str]:
+    verdict = verdicts.judge(claims.load(HERE.claims, STUDY), STUDY, found)
+    return {each.claim.id: each.word for each in verdict if each.claim.id.startswith("quantised-")}
+
+
+def test_our_claims_are_judged_by_the_quantised_records_and_flip_with_them() -> None:
+    good = experiment("h200", sessions=1)
+    ours = ("quantised-promise", "quantised-floor", "quantised-kernels", "quantised-logits")
+    assert judged(good) == dict.fromkeys(ours, "reproduced")
+    assert judged(grid("h200", sessions=1)) == dict.fromkeys(ours, "not measured here")
+    broken = {
+        "quantised-promise": measured("gptq-exllamav2", 4.0, 2.0, session=2, host="bb"),
+        "quantised-floor": measured("gptq-exllamav2", 9.0, 0.5, session=2, host="bb"),
+        "quantised-kernels": measured("bnb-nf4", 9.0, session=2, outcome="void", reasons=["other kernels"]),
+        "quantised-logits": checked("awq-marlin"),
+    }
+    both = [*good, measured("bf16", 18.0, 7.0, session=2, host="bb"), broken["quantised-promise"]]
+    assert judged(both)["quantised-promise"] == "not reproduced"
+    for name in ours[1:3]:
+        assert judged([*good, broken[name]])[name] == "not reproduced", name
+    failed = [broken["quantised-logits"] if r.cell.arm == "check" else r for r in good]
+    assert judged(failed)["quantised-logits"] == "not reproduced"
+    stale = [rehashed(r, attestations=[]) for r in good]
+    assert judged(stale)["quantised-kernels"] == "reproduced"
+
+
+def test_the_study_s_floor_for_gptq_is_a_finding() -> None:
+    found = {each.id: each.numbers for each in tensions.findings(STUDY)}["quantised-floor"]
+    assert found["everything_ms"] > 17.36 > found["streamed_ms"]
+    assert found["gain"] > found["promised"]
+    assert found["share"] > found["bf16_share"]
+
+
+def test_each_cell_of_the_experiment_says_what_stands_there(tmp_path: Path) -> None:
+    from decodegap import plan, plan_quantised
+
+    tasks = plan_quantised.quantised(plan.request(gpu="l4"), "l4")
+    at = Places(tmp_path)
+    at.published.parent.mkdir(parents=True)
+    at.published.write_bytes(HERE.published.read_bytes())
+    found = {line.cell.arm: line.kind for line in report.provenance("l4", tasks, at.local, at)}
+    assert {arm for arm, kind in found.items() if kind == "published"} == {
+        "bf16",
+        "bnb-nf4",
+        "awq-marlin",
+        "gptq-exllamav2",
+    }
+    assert quant_results.promised("qwen2.5-7b", 2048, PATHS["bf16"]) == 1
