@@ -26,12 +26,14 @@ from decodegap import (
 from decodegap.arms import Setup, Step
 from decodegap.errors import BadInputError
 from decodegap.plan import Task
+from decodegap.probes import ReadProbe
 from decodegap.quant_catalogue import PATHS
 from decodegap.schema import Series
 from decodegap.session import Findings
 
 MODEL = "tiny-qwen2"  # its widths divide into NF4's blocks of 64 and not into groups of 128
 LAYERS = 2
+PROBED = ReadProbe(gb_s=10.0, kernel="sum", buffer_mib=64)
 
 
 def planned(gpu: str = "cpu", **given: object) -> list[Task]:
@@ -89,7 +91,7 @@ def test_a_cpu_runs_what_has_a_kernel_there_in_fp32_and_parameters_narrow() -> N
 
 def test_a_path_is_timed_proven_and_dissected_with_the_bytes_that_it_holds(tmp_path: Path) -> None:
     found = Findings()
-    found.read = type("Read", (), {"gb_s": 10.0})()  # type: ignore[assignment]  # the probe that a session starts with
+    found.read = PROBED
     with torch.inference_mode():
         quant_cells.measure(task("bnb-nf4"), stepping.setup(MODEL), None, tmp_path, found)
     assert found.outcome == "ok", found.reasons
@@ -215,6 +217,40 @@ def test_a_replay_with_one_stale_projection_voids_the_session() -> None:
 def test_an_empty_replay_voids_the_session() -> None:
     found = replayed(lambda _setup: lambda step: replace(step, run=lambda: None))
     assert found.outcome == "void"
+
+
+def test_both_series_of_a_session_are_timed_proven_and_dissected(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The order of a GPU's session, with a launch in the place of the replay that a CPU does not have."""
+    monkeypatch.setattr(graphs, "require_cuda", lambda _device: None)
+    monkeypatch.setattr(graphs, "captured", lambda setup, body: replace(graphs.launched(setup, body), replayed=True))
+    found = Findings()
+    found.read = PROBED
+    with torch.inference_mode():
+        quant_cells.measure(task("bnb-nf4"), stepping.setup(MODEL), None, tmp_path, found)
+    assert found.outcome == "ok", found.reasons
+    both = ["bnb-nf4", "bnb-nf4-graph"]
+    assert [series.arm for series in found.series] == both
+    assert all(series.ran is not None for series in found.series)
+    assert [anatomy.arm for anatomy in found.anatomy] == both
+    assert [(seen.reference, seen.arm) for seen in found.attestations] == [tuple(both)]
+    assert found.refused == {}
+    assert {"convert", "prepare", "measure", "capture", "measure graph", "attest", "anatomy"} <= set(found.durations_s)
+
+
+def test_a_step_that_cannot_be_captured_keeps_its_launched_series_and_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(_setup: Setup, _body: graphs.Body) -> Step:
+        raise RuntimeError("CUDA error: operation not\npermitted when stream is capturing")
+
+    monkeypatch.setattr(graphs, "require_cuda", lambda _device: None)
+    monkeypatch.setattr(graphs, "captured", broken)
+    found = measured("bnb-nf4", tmp_path)
+    assert found.outcome == "ok", found.reasons
+    assert [series.arm for series in found.series] == ["bnb-nf4"]
+    assert found.refused == {"bnb-nf4-graph": "CUDA error: operation not permitted when stream is capturing"}
 
 
 def test_the_cache_that_is_shared_is_left_alone() -> None:

@@ -55,7 +55,7 @@ def measure(task: Task, setup: Setup, device: gpus.Device | None, store: Path, f
 def measure_path(task: Task, setup: Setup, device: gpus.Device | None, store: Path, found: "Findings") -> None:
     """Convert the net, time its eager step and then its graph's, and only then prove what both ran.
 
-    The energy loop is the last series' alone: it takes seconds, and in an eager step it measures the host. A profiler,
+    The energy loop is the graph's alone: it takes seconds, and in an eager step it would measure the host. A profiler,
     once attached, may go on costing every launch something, so proofs and anatomy come last.
     """
     path = path_of(task)
@@ -64,23 +64,19 @@ def measure_path(task: Task, setup: Setup, device: gpus.Device | None, store: Pa
     with found.timed("convert"):
         found.quantised = quantised(setup, path)
         decode.synchronize(setup.device)
-    on_gpu = setup.device.startswith("cuda")
-    counter = cells.energy_counter(device)
     with found.timed("prepare"):
         eager = arms.eager(replace(setup, cache=quant_check.sharing(setup.cache)))
     found.before = machine.state(device)
     with found.timed("measure"):
-        energy = (lambda: None) if on_gpu else counter
-        found.series.append(timing.measure(path.slug, eager, setup.device, task.protocol, energy))
-    prepared, twin = [eager], None
-    if on_gpu:
-        with found.timed("capture"):
-            twin, graph = _captured(path, setup, found)
-        if graph is not None:
-            prepared.append(graph)
-            with found.timed("measure graph"):
-                name = path.slug + GRAPH_SUFFIX
-                found.series.append(timing.measure(name, graph, setup.device, task.protocol, counter))
+        found.series.append(timing.measure(path.slug, eager, setup.device, task.protocol, lambda: None))
+    prepared = [eager]
+    with found.timed("capture"):
+        twin, graph = _captured(path, setup, found)
+    if graph is not None:
+        prepared.append(graph)
+        with found.timed("measure graph"):
+            name, counter = path.slug + GRAPH_SUFFIX, cells.energy_counter(device)
+            found.series.append(timing.measure(name, graph, setup.device, task.protocol, counter))
     found.after = machine.state(device)
     with found.timed("attest"):
         prove(task, prepared, twin, setup.device, found)
@@ -145,7 +141,14 @@ def prove(task: Task, prepared: list[Step], twin: Step | None, device: str, foun
 
 
 def _captured(path: QuantPath, setup: Setup, found: "Findings") -> tuple[Step | None, Step | None]:
-    """The pinned step of `setup` launched, and captured; without the latter, with the reason kept, if it cannot be."""
+    """The pinned step of `setup` launched, and captured; neither on a CPU, and neither where it cannot be captured.
+
+    In the latter case the reason is kept.
+    """
+    try:
+        graphs.require_cuda(setup.device)
+    except UnsupportedError:
+        return None, None
     body = graphs.pinned(setup)
     launched = graphs.launched(setup, body)
     try:

@@ -285,7 +285,8 @@ def _floors(counts: ByteCounts, peak_gb_s: float | None, read_gb_s: float | None
 def versions() -> dict[str, str]:
     """Versions of what a measurement runs on, by package name; absent ones are left out."""
     found = {"python": platform.python_version(), "kernel": platform.release()}
-    for name in ("torch", "transformers", "triton", "numpy", "safetensors", "decode-gap"):
+    names = ("torch", "transformers", "triton", "numpy", "safetensors", "bitsandbytes", "gptqmodel", "decode-gap")
+    for name in names:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
