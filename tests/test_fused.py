@@ -55,11 +55,19 @@ def test_kernels_read_every_streamed_byte_once(slug):
 
 
 @pytest.mark.parametrize("slug", PAPER)
-@pytest.mark.parametrize("ctx", [1, 2048, 16384, 40000])
-def test_every_card_has_tiles_that_fit(slug, ctx):
+def test_in_4_bits_projections_take_a_quarter_and_a_scale_a_group_and_the_head_what_it_took(slug):
+    full = kernel_bytes(shape(slug), 2048)
+    packed = kernel_bytes(shape_of(models.lookup(slug).config, 4), 2048)
+    assert packed["lm_head"] == full["lm_head"]
+    assert packed["down"] == full["down"] * (4 + 16 / 128) / 16
+
+
+@pytest.mark.parametrize("slug", PAPER)
+@pytest.mark.parametrize(("ctx", "bits"), [(1, 16), (2048, 16), (16384, 16), (40000, 16), (2048, 4)])
+def test_every_card_has_tiles_that_fit(slug, ctx, bits):
     for gpu in [path.stem for path in FOLDER.glob("*.toml")] + ["never-seen", ""]:
-        tiles = load_tiles(slug, gpu, ctx)
-        check_tiles(tiles, shape(slug))
+        tiles = load_tiles(slug, gpu, ctx, bits)
+        check_tiles(tiles, shape_of(models.lookup(slug).config, bits))
         assert tiles.source
         assert from_dict(tomllib.loads(to_toml(slug, ctx, tiles))[slug][f"ctx-{ctx}"], "written") == tiles
     with pytest.raises(BadInputError, match="no tiles for 'tiny-llama'"):
@@ -133,20 +141,21 @@ def test_every_pointer_has_a_type():
     from decodegap.fused import kernels
 
     for kernel in kernels_of(shape("tiny-qwen2"), default_tiles(shape("tiny-qwen2")), capacity=8, pdl=True).values():
-        names = set(getattr(kernels, kernel.function).arg_names)
+        names = set(kernels.FUNCTIONS[kernel.function].arg_names)
         assert set(kernel.constants) <= names
         assert names - set(kernel.constants) <= set(POINTERS)
 
 
 @pytest.mark.parametrize("slug", PAPER)
-@pytest.mark.parametrize("ctx", [2048, 16384])
-def test_candidates_fit_and_differ(slug, ctx):
-    tiles = load_tiles(slug, "h200", ctx)
+@pytest.mark.parametrize(("ctx", "bits"), [(2048, 16), (16384, 16), (2048, 4)])
+def test_candidates_fit_and_differ(slug, ctx, bits):
+    wanted = shape_of(models.lookup(slug).config, bits)
+    tiles = default_tiles(wanted)
     for kernel in TILED:
-        found = search.candidates(kernel, shape(slug), ctx)
+        found = search.candidates(kernel, wanted, ctx)
         assert len(set(found)) == len(found) > 10
         for tile in found:
-            check_tiles(tiles.having(kernel, tile), shape(slug))
+            check_tiles(tiles.having(kernel, tile), wanted)
 
 
 def test_a_descent_finds_the_best_tile_of_each_kernel_and_survives_those_that_fail():

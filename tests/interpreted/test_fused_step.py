@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from decodegap import arms, attest, decode, fused, models, reference
+from decodegap import arms, attest, decode, fused, models, quantise, reference
 from decodegap.errors import BadInputError, UnsupportedError
 from decodegap.fused import bench, layout, step
 from decodegap.fused.shape import shape_of
@@ -194,6 +194,40 @@ def test_weights_move_and_a_net_that_cannot_be_read_is_refused():
     empty = replace(setup, cache=DynamicCache(config=setup.net.config))
     with pytest.raises(ValueError, match="holds 0 tokens, not 2"):
         layout.load(empty)
+
+
+def wide(**changes):
+    """A model whose projections can be held in 4 bits: widths of whole runs."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 2}
+    return config_of("tiny-qwen2", **sizes, head_dim=64, num_hidden_layers=1, **changes)
+
+
+@pytest.mark.parametrize("block", [1024, 512])
+def test_projections_in_4_bits_compute_what_their_codes_stand_for(block):
+    setup = prepared(wide(), 9)
+    exact = reference.reference_logits(layout.as_rounded(setup.net), setup.cache, setup.token, setup.ctx)
+    unrounded, eager, _ = truth_and_eager(setup)
+    loaded = layout.load(setup, capacity=9, bits=4)
+    narrow = Matvec(rows=64, block=block, warps=1, ahead=2)
+    tiles = Tiles(narrow, TILES.attention, narrow, narrow, narrow, replace(WIDE, rows=64))
+    made = step.capture(loaded, tiles, pdl=False)
+    made.poison()
+    made.run()
+    eager_error = reference.check("eager", eager, eager, unrounded).error
+    error = reference.check("fused-int4", made.logits(), eager, exact).error
+    lost = reference.check("fused-int4", made.logits(), eager, unrounded).error
+    assert error < 1.5 * eager_error, (error, eager_error)
+    assert lost > 10 * error  # it is really four bits
+
+
+def test_codes_lie_in_the_order_in_which_threads_read_them():
+    codes = torch.arange(2 * 1024).remainder(16).to(torch.uint8).view(2, 1024)
+    codes[1, 512 + 3 * 128 + 8 * 5 + 6] = 9
+    words = layout.in_runs(codes)
+    assert words.shape == (2, 128)
+    found = quantise.unpack(words).view(2, 2, 16, 4, 8)  # rows, runs, threads, groups, codes
+    assert found[1, 1, 5, 3, 6] == 9
+    assert torch.equal(found.transpose(2, 3).reshape(2, 1024), codes)
 
 
 def test_it_is_an_arm_like_any_other():

@@ -15,17 +15,25 @@ PROGRAMMATIC = (9, 0)  # the first compute capability with programmatic dependen
 LEAST = (8, 0)  # the first with bf16 matrix units and the atomics that the kernels use
 
 
-def prepare(setup: Setup, *, tiles: Tiles | None = None, pdl: bool | None = None, capacity: int | None = None) -> Step:
+def prepare(
+    setup: Setup,
+    *,
+    tiles: Tiles | None = None,
+    pdl: bool | None = None,
+    capacity: int | None = None,
+    bits: int = 16,
+) -> Step:
     """The fused step as an arm: one graph replay decodes a token, chooses the next, and the cache grows by one.
 
     `tiles` default to those of the model and card in data/fused; `pdl` to what the card can do; `capacity` to the
-    context and what a session decodes beyond it. The net of `setup` can run no other arm afterwards.
+    context and what a session decodes beyond it; `bits` of a projection's weight are 16, or 4 with a scale for each
+    128 columns and the head in 16. The net of `setup` can run no other arm afterwards.
     """
     require(setup.device)
     from decodegap.fused import step
 
-    found = tiles or tiles_for(setup)
-    loaded = load(setup, capacity=capacity)
+    found = tiles or tiles_for(setup, bits)
+    loaded = load(setup, capacity=capacity, bits=bits)
     return step.capture(loaded, found, pdl=can_overlap(setup.device) if pdl is None else pdl)
 
 
@@ -45,15 +53,15 @@ def can_overlap(device: str) -> bool:
     return device.startswith("cuda") and torch.cuda.get_device_capability() >= PROGRAMMATIC
 
 
-def tiles_for(setup: Setup) -> Tiles:
+def tiles_for(setup: Setup, bits: int = 16) -> Tiles:
     """The tiles of the setup's model on the card that is here; untuned ones for a model that is not in the data."""
     from decodegap.fused.shape import shape_of
 
-    shape = shape_of(setup.net.config.to_dict())
+    shape = shape_of(setup.net.config.to_dict(), bits)
     for model in models.catalogue().values():
-        if model.role == "paper" and shape_of(model.config) == shape:
+        if model.role == "paper" and shape_of(model.config, bits) == shape:
             found = gpus.detect()
-            return load_tiles(model.slug, gpus.identify(found[0]).slug if found else "", setup.ctx)
+            return load_tiles(model.slug, gpus.identify(found[0]).slug if found else "", setup.ctx, bits)
     return default_tiles(shape)
 
 
@@ -61,6 +69,10 @@ def _plain(setup: Setup) -> Step:
     return prepare(setup, pdl=False)
 
 
-arms.ARMS.update({"fused": prepare, "fused-plain": _plain})
+def _int4(setup: Setup) -> Step:
+    return prepare(setup, bits=4)
+
+
+arms.ARMS.update({"fused": prepare, "fused-plain": _plain, "fused-int4": _int4})
 
 __all__ = ["Loaded", "Tiles", "can_overlap", "default_tiles", "load", "load_tiles", "prepare", "require", "tiles_for"]

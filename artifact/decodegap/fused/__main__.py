@@ -18,7 +18,7 @@ from decodegap.fused.layout import ROOM, Loaded
 from decodegap.fused.search import ORDER, candidates, descend
 from decodegap.fused.shape import Shape
 from decodegap.fused.step import capture
-from decodegap.fused.tiles import Attention, Tile, Tiles, to_toml
+from decodegap.fused.tiles import Attention, Tile, Tiles, entry_name, to_toml
 
 STARTED = time.monotonic()
 
@@ -72,13 +72,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="qwen2.5-7b")
     parser.add_argument("--ctx", type=int, default=2048)
+    parser.add_argument("--bits", type=int, default=16, choices=(16, 4))
     parser.add_argument("--explore", type=int, default=0, metavar="N", help="try the first N candidates of each kernel")
     parser.add_argument("--kernels", default=",".join(ORDER), help="which kernels to explore")
     asked = parser.parse_args()
     try:
         require("cuda" if torch.cuda.is_available() else "cpu")
         found = gpus.detect()
-        tiles = load_tiles(asked.model, gpus.identify(found[0]).slug if found else "", asked.ctx)
+        tiles = load_tiles(asked.model, gpus.identify(found[0]).slug if found else "", asked.ctx, asked.bits)
     except DecodeGapError as error:
         print(f"decode-gap: {error}", file=sys.stderr)
         return error.exit_code
@@ -90,9 +91,9 @@ def main() -> int:
 def look(asked: argparse.Namespace, tiles: Tiles) -> None:
     """Check, time, and take apart; one failure is one line."""
     pdl = can_overlap("cuda")
-    loaded, truth = bench.start(asked.model, asked.ctx)
+    loaded, truth = bench.start(asked.model, asked.ctx, bits=asked.bits)
     say(
-        f"{asked.model} at {asked.ctx}: loaded, {torch.cuda.memory_allocated() / 1e9:.1f} GB, peak "
+        f"{entry_name(asked.model, asked.bits)} at {asked.ctx}: {torch.cuda.memory_allocated() / 1e9:.1f} GB, peak "
         f"{torch.cuda.max_memory_allocated() / 1e9:.1f} GB, programmatic launch {'on' if pdl else 'not on this card'}"
     )
     tries = variants(tiles, asked.ctx)
@@ -104,7 +105,7 @@ def look(asked: argparse.Namespace, tiles: Tiles) -> None:
         tiles = explore(loaded, tiles, pdl=pdl, most=asked.explore, kernels=asked.kernels.split(","), ctx=asked.ctx)
         say(bench.guarded("explored", lambda: bench.variant_line(loaded, truth, tiles, pdl=pdl)))
         say(bench.guarded("explored, plain", lambda: bench.variant_line(loaded, truth, tiles, pdl=False)))
-        print(to_toml(asked.model, asked.ctx, tiles), flush=True)
+        print(to_toml(entry_name(asked.model, asked.bits), asked.ctx, tiles), flush=True)
     step = capture(loaded, tiles, pdl=pdl)
     room = loaded.capacity - loaded.start
     say(bench.guarded("two seconds", lambda: bench.sustained(step, bench.single_ms(step, "cuda"), room)))

@@ -8,7 +8,7 @@ import torch
 
 from decodegap import arms, decode, gpus, machine, models, reference
 from decodegap.arms import Step
-from decodegap.fused.layout import Loaded, load
+from decodegap.fused.layout import CODE_BITS, Loaded, as_rounded, load
 from decodegap.fused.shape import TILED, kernel_bytes, launches
 from decodegap.fused.step import capture
 from decodegap.fused.tiles import Tiles
@@ -45,11 +45,12 @@ class KernelTime:
 
 
 def start(
-    model: str, ctx: int, *, device: str = "cuda", capacity: int | None = None, seed: int = 0
+    model: str, ctx: int, *, device: str = "cuda", capacity: int | None = None, seed: int = 0, bits: int = 16
 ) -> tuple[Loaded, Truth]:
     """A synthetic model on the card after a prefill of `ctx` random tokens, in the fused layout, with its truth.
 
-    The last of them is decoded by the first step.
+    The last of them is decoded by the first step. With 4 `bits`, the truth and eager have the weights that the codes
+    stand for; K and V come from the model as it was.
     """
     config = models.lookup(model)
     net = decode.build(config, weights="synthetic", weights_dir=None, device=device, dtype=torch.bfloat16, seed=seed)
@@ -57,10 +58,11 @@ def start(
     cache, _ = decode.prefill(net, tokens, CHUNK)
     decode.crop(cache, ctx - 1)
     token = tokens[:, -1:]
-    exact = reference.reference_logits(net, cache, token, ctx)
+    meant = as_rounded(net) if bits == CODE_BITS else net
+    exact = reference.reference_logits(meant, cache, token, ctx)
     with decode.backends(arms.SDPA_BACKENDS["flash"]):
-        eager = net(input_ids=token, past_key_values=cache, use_cache=True).logits[:, -1].clone()
-    loaded = load(arms.Setup(net, cache, token, ctx, device), capacity=capacity)
+        eager = meant.bfloat16()(input_ids=token, past_key_values=cache, use_cache=True).logits[:, -1].clone()
+    loaded = load(arms.Setup(net, cache, token, ctx, device), capacity=capacity, bits=bits)
     return loaded, Truth(exact, eager)
 
 

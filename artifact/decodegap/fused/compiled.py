@@ -68,7 +68,7 @@ def compiled(kernel: Kernel, *, early: bool, capability: int) -> Any:
 
     from decodegap.fused import kernels
 
-    function: Any = getattr(kernels, kernel.function)
+    function = kernels.FUNCTIONS[kernel.function]
     names: list[str] = function.arg_names
     pointers = [name for name in names if name not in kernel.constants]
     source = ASTSource(

@@ -8,7 +8,7 @@ from decodegap.fused.tiles import Matvec, Tiles
 
 # The type of each pointer that a kernel takes, by name; whatever else it takes is a constant. All are 16-byte aligned.
 POINTERS = {
-    **dict.fromkeys(("weights", "x", "gain"), "*i32"),  # pairs of bf16
+    **dict.fromkeys(("weights", "scales", "x", "gain"), "*i32"),  # pairs of bf16, or eight codes
     **dict.fromkeys(("table", "hidden", "bias", "residual", "out", "query", "keys", "values"), "*bf16"),
     **dict.fromkeys(("cos", "sin", "partial", "stats", "logits"), "*fp32"),
     "arrivals": "*i32",
@@ -51,6 +51,7 @@ def kernels_of(
         tile = tiles.of(name)
         assert isinstance(tile, Matvec)
         cut = {"COLUMNS": shape.columns(name), "ROWS": tile.rows, "BLOCK": tile.block, "AHEAD": tile.ahead}
+        cut["BITS"] = shape.bits_of(name)
         grid = (shape.rows(name) // tile.rows,)
         return Kernel(name, function, grid, launch({**cut, **constants}, name), tile.warps, tile.maxnreg)
 

@@ -1,5 +1,6 @@
 """The weights of a transformers model as the fused kernels read them, and the buffers that a step writes."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,29 +8,39 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from decodegap import quantise
 from decodegap.arms import Setup
 from decodegap.errors import BadInputError, UnsupportedError
-from decodegap.fused.shape import Shape, shape_of
+from decodegap.fused.shape import GROUP, RUN, Shape, shape_of
 
 # What timing.measure may decode beyond the context, and a little: its energy loop is the longest.
 ROOM = 4352
+CODE_BITS = 4
 ALIGNED = 32  # int32 counters a layer: its part of the buffer starts on a full line
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One layer's weights, bf16 seen as words of two where a kernel reads words.
+class Matrix:
+    """Weights as a kernel reads them: int32 words, each two bf16 or eight codes, and the scales of the latter."""
 
-    `qkv` `[rows, hidden / 2]`: heads of query, key and value; in each head the rows i and i + half, which a rotation
-    mixes, are neighbours. `gate_up` `[2 inter, hidden / 2]`: gate and up alternate, so that a program that computes
+    words: torch.Tensor  # [rows, columns / 2], or [rows, columns / 8] as `in_runs` packs them
+    scales: torch.Tensor | None = None  # pairs of bf16 as int32, [rows, columns / 256]; None for bf16 weights
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's weights; gains are bf16 seen as words of two.
+
+    `qkv` `[rows, hidden]`: heads of query, key and value; in each head the rows i and i + half, which a rotation
+    mixes, are neighbours. `gate_up` `[2 inter, hidden]`: gate and up alternate, so that a program that computes
     some pairs reads one contiguous slab.
     """
 
-    qkv: torch.Tensor
+    qkv: Matrix
     bias: torch.Tensor  # [rows], or the gain where there is none
-    o: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    o: Matrix
+    gate_up: Matrix
+    down: Matrix
     first_gain: torch.Tensor
     second_gain: torch.Tensor
 
@@ -60,7 +71,7 @@ class Loaded:
     layers: tuple[Layer, ...]
     embedding: torch.Tensor  # [vocab, hidden] bf16
     gain: torch.Tensor
-    head: torch.Tensor  # [vocab, hidden / 2]
+    head: Matrix  # [vocab, hidden], in 16 bits
     cos: torch.Tensor  # [capacity, head_dim / 2] fp32
     sin: torch.Tensor
     cache: torch.Tensor  # [layers, 2, kv_heads, capacity, head_dim] bf16
@@ -71,13 +82,15 @@ class Loaded:
     device: str
 
 
-def load(setup: Setup, *, capacity: int | None = None) -> Loaded:
+def load(setup: Setup, *, capacity: int | None = None, bits: int = 16) -> Loaded:
     """Take over the weights of `setup.net`, and copy the first `ctx - 1` tokens of its cache.
 
     The first step then decodes `setup.token` over a context of `ctx`, as the captured arms do, and each later one a
-    token more, up to `capacity`. Projections that need another order are moved layer by layer and leave the net, so
-    that it can run no other arm afterwards; the rest is shared with it. Raises `UnsupportedError` for another dtype
-    than bf16 and for what there is no kernel for.
+    token more, up to `capacity`. Projections that need another order, or 4 `bits`, are moved layer by layer and leave
+    the net, so that it can run no other arm afterwards; the rest is shared with it. In 4 bits they are rounded to the
+    nearest code, with a scale for each 128 columns, as the quantised paths' symmetric codes are.
+
+    Raises `UnsupportedError` for another dtype than bf16 and for what there is no kernel for.
     """
     net, start = setup.net, setup.ctx - 1
     capacity = setup.ctx + ROOM if capacity is None else capacity
@@ -87,7 +100,7 @@ def load(setup: Setup, *, capacity: int | None = None) -> Loaded:
         raise BadInputError(f"capacity is {capacity}, less than the context of {setup.ctx}")
     if setup.cache.get_seq_length() < start:
         raise ValueError(f"the cache holds {setup.cache.get_seq_length()} tokens, not {start}")
-    shape = shape_of(net.config.to_dict())
+    shape = shape_of(net.config.to_dict(), bits)
     cache = torch.zeros(
         (shape.layers, 2, shape.kv_heads, capacity, shape.head_dim), dtype=net.dtype, device=setup.device
     )
@@ -103,7 +116,7 @@ def load(setup: Setup, *, capacity: int | None = None) -> Loaded:
         layers=layers,
         embedding=_shared(model.get_submodule("embed_tokens").get_parameter("weight")),
         gain=_words(model.get_submodule("norm").get_parameter("weight")),
-        head=_words(net.get_submodule("lm_head").get_parameter("weight")),
+        head=Matrix(_words(net.get_submodule("lm_head").get_parameter("weight"))),
         cos=cos,
         sin=sin,
         cache=cache,
@@ -138,17 +151,47 @@ def _take(layer: nn.Module, shape: Shape) -> Layer:
     gate_up = sources[0].new_empty((shape.inter, 2, shape.hidden))
     for index, name in enumerate(("gate_proj", "up_proj")):
         gate_up[:, index] = mlp.get_submodule(name).get_parameter("weight")
-    for module in (*projections, mlp.get_submodule("gate_proj"), mlp.get_submodule("up_proj")):
-        module.weight = nn.Parameter(sources[0].new_empty(0), requires_grad=False)
-    return Layer(
-        qkv=_words(qkv),
+    o, down = attention.get_submodule("o_proj"), mlp.get_submodule("down_proj")
+    taken = Layer(
+        qkv=_matrix(qkv, shape.bits),
         bias=bias,
-        o=_words(attention.get_submodule("o_proj").get_parameter("weight")),
-        gate_up=_words(gate_up.view(2 * shape.inter, shape.hidden)),
-        down=_words(mlp.get_submodule("down_proj").get_parameter("weight")),
+        o=_matrix(o.get_parameter("weight"), shape.bits),
+        gate_up=_matrix(gate_up.view(2 * shape.inter, shape.hidden), shape.bits),
+        down=_matrix(down.get_parameter("weight"), shape.bits),
         first_gain=first_gain,
         second_gain=_words(layer.get_submodule("post_attention_layernorm").get_parameter("weight")),
     )
+    moved = [*projections, mlp.get_submodule("gate_proj"), mlp.get_submodule("up_proj")]
+    for module in moved + ([o, down] if shape.bits == CODE_BITS else []):
+        module.weight = nn.Parameter(sources[0].new_empty(0), requires_grad=False)
+    return taken
+
+
+def _matrix(weight: torch.Tensor, bits: int) -> Matrix:
+    if bits != CODE_BITS:
+        return Matrix(_words(weight))
+    codes = quantise.round_to_nearest(weight, GROUP, torch.bfloat16, symmetric=True)
+    return Matrix(in_runs(codes.codes), _words(codes.scales))
+
+
+def as_rounded(net: PreTrainedModel) -> PreTrainedModel:
+    """A copy of `net` whose projections are what 4 bits leave of them, in fp32: what a step in 4 bits stands for."""
+    copied = copy.deepcopy(net)
+    for module in copied.get_submodule("model").get_submodule("layers").modules():
+        if isinstance(module, nn.Linear):
+            codes = quantise.round_to_nearest(module.weight, GROUP, torch.bfloat16, symmetric=True)
+            module.weight = nn.Parameter(codes.dequantised(), requires_grad=False)
+    return copied
+
+
+def in_runs(codes: torch.Tensor) -> torch.Tensor:
+    """Codes `[rows, columns]` as int32 words `[rows, columns / 8]` in the order in which threads read them.
+
+    Of each run of 512 columns, which is four groups of 128, thread t of 16 takes columns 8 t to 8 t + 7 of every group:
+    four words side by side, so that one load of 16 bytes brings them and each has one scale.
+    """
+    runs = codes.view(len(codes), -1, RUN // GROUP, GROUP // 8, 8)  # [rows, runs, groups, threads, 8]
+    return quantise.pack(runs.transpose(2, 3)).reshape(len(codes), -1)
 
 
 def _paired(rows: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from decodegap.fused.shape import TILED, Shape
 from decodegap.fused.tiles import Attention, Matvec, Tile, Tiles
 
 LANES = 32
-LOAD = 8  # bf16 a thread loads at once
+LOAD_BITS = 128  # that a thread loads at once
 FEWEST_WORDS, MOST_WORDS = 8, 112  # registers a thread that hold weights on their way
 ORDER = ("attention", "o", "qkv", "down", "gate_up", "lm_head")  # what costs most beyond its bytes first
 
@@ -32,19 +32,19 @@ def candidates(kernel: str, shape: Shape, ctx: int) -> list[Tile]:
 
 def _matvec(kernel: str, shape: Shape) -> Iterator[Matvec]:
     """Rows and columns such that each thread has enough on its way; a tile is whole loads of whole warps."""
-    columns = shape.columns(kernel)
+    columns, bits = shape.columns(kernel), shape.bits_of(kernel)
     pairs = 2 if kernel == "gate_up" else 1
-    for warps in (4, 2, 8):
+    for warps in (4, 2, 8, 1):
         for passes in (1, 2, 4):
-            block = LOAD * LANES * warps * passes
+            block = LOAD_BITS // bits * LANES * warps * passes
             tiles = -(-columns // block)
             if tiles * block > 1.25 * columns and tiles > 1:
                 continue  # too much of the last tile is empty
-            for rows in (2, 4, 1, 8):
+            for rows in (2, 4, 1, 8, 16):
                 if shape.rows(kernel) % rows or (kernel == "qkv" and rows < 2):
                     continue
                 for ahead in (tile for tile in (1, 2, 3, 4, 7) if tile <= tiles):
-                    if FEWEST_WORDS <= pairs * rows * passes * (LOAD // 2) * ahead <= MOST_WORDS:
+                    if FEWEST_WORDS <= pairs * rows * passes * LOAD_BITS // 32 * ahead <= MOST_WORDS:
                         yield Matvec(rows=rows, block=block, warps=warps, ahead=ahead)
 
 

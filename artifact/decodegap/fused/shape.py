@@ -9,6 +9,8 @@ from decodegap.errors import UnsupportedError
 TILED = ("qkv", "attention", "o", "gate_up", "down", "lm_head")
 IN_LAYER = ("qkv", "attention", "combine", "o", "gate_up", "down")
 BF16_BYTES = 2
+GROUP = 128  # columns that share a scale in 4 bits
+RUN = 512  # columns that 16 threads read together in 4 bits
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Shape:
     vocab: int
     bias: bool  # of query, key and value
     eps: float
+    bits: int = 16  # of a weight of the layers' projections; the head is always in 16
 
     @property
     def group(self) -> int:
@@ -39,14 +42,21 @@ class Shape:
         """Inputs of a matrix-vector kernel."""
         return {"o": self.heads * self.head_dim, "down": self.inter}.get(kernel, self.hidden)
 
+    def bits_of(self, kernel: str) -> int:
+        """Bits of a weight of a matrix-vector kernel."""
+        return 16 if kernel == "lm_head" else self.bits
+
     def rows(self, kernel: str) -> int:
         """Outputs of a matrix-vector kernel; of `gate_up` the pairs."""
         sizes = {"qkv": self.qkv_rows, "o": self.hidden, "gate_up": self.inter, "down": self.hidden}
         return {**sizes, "lm_head": self.vocab}[kernel]
 
 
-def shape_of(config: dict[str, Any]) -> Shape:
-    """The shape in a model's config values; `UnsupportedError` names what the fused step has no kernel for."""
+def shape_of(config: dict[str, Any], bits: int = 16) -> Shape:
+    """The shape in a model's config values, with projections in 16 or 4 `bits`.
+
+    `UnsupportedError` names what the fused step has no kernel for.
+    """
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     shape = Shape(
         hidden=hidden,
@@ -58,6 +68,7 @@ def shape_of(config: dict[str, Any]) -> Shape:
         vocab=config["vocab_size"],
         bias=config["model_type"] == "qwen2",
         eps=config["rms_norm_eps"],
+        bits=bits,
     )
     for wrong, what in (
         (config["model_type"] not in ("qwen2", "llama", "mistral"), f"model type {config['model_type']!r}"),
@@ -66,6 +77,10 @@ def shape_of(config: dict[str, Any]) -> Shape:
         (config.get("attention_bias", False) or config.get("mlp_bias", False), "a bias in the output projections"),
         (shape.head_dim < 16 or shape.head_dim & (shape.head_dim - 1), f"a head of {shape.head_dim} dimensions"),
         (bool(hidden % 16 or shape.inter % 16), "widths that are no multiples of 16"),
+        (
+            bits == 4 and any(shape.columns(name) % RUN for name in ("qkv", "o", "down")),
+            f"widths in 4 bits that are no multiples of {RUN}",
+        ),
     ):
         if wrong:
             raise UnsupportedError(f"the fused step has no kernel for {what}")
@@ -73,16 +88,21 @@ def shape_of(config: dict[str, Any]) -> Shape:
 
 
 def kernel_bytes(shape: Shape, ctx: int) -> dict[str, int]:
-    """Bytes that one launch of each kernel must read at a context of `ctx`: weights, gains, biases, K and V."""
-    matrices = {name: shape.rows(name) * shape.columns(name) for name in TILED if name != "attention"}
-    matrices["gate_up"] *= 2
+    """Bytes that one launch of each kernel must read at a context of `ctx`: weights, scales, gains, biases, K and V."""
+
+    def matrix(name: str) -> int:
+        count = shape.rows(name) * shape.columns(name) * (2 if name == "gate_up" else 1)
+        bits = shape.bits_of(name)
+        return count * bits // 8 + (count // GROUP * BF16_BYTES if bits == 4 else 0)
+
+    sizes = {name: matrix(name) for name in TILED if name != "attention"}
     for name in ("qkv", "gate_up", "lm_head"):
-        matrices[name] += shape.hidden  # the norm's gain
+        sizes[name] += BF16_BYTES * shape.hidden  # the norm's gain
     if shape.bias:
-        matrices["qkv"] += shape.qkv_rows
-    matrices["attention"] = 2 * shape.kv_heads * shape.head_dim * ctx
-    matrices["embed"] = shape.hidden
-    return {name: BF16_BYTES * elements for name, elements in matrices.items()}
+        sizes["qkv"] += BF16_BYTES * shape.qkv_rows
+    sizes["attention"] = 2 * BF16_BYTES * shape.kv_heads * shape.head_dim * ctx
+    sizes["embed"] = BF16_BYTES * shape.hidden
+    return sizes
 
 
 def launches(shape: Shape) -> dict[str, int]:

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
 import torch
 
 from decodegap.arms import Step
-from decodegap.fused import kernels
+from decodegap.fused import device, kernels
 from decodegap.fused.launches import Kernel, kernels_of
-from decodegap.fused.layout import Loaded
+from decodegap.fused.layout import Loaded, Matrix
 from decodegap.fused.shape import IN_LAYER
 from decodegap.fused.tiles import Tiles, check_tiles
 
@@ -28,7 +27,7 @@ class Launch:
 
     def __call__(self) -> None:
         """Enqueue it on the current stream."""
-        function: Any = getattr(kernels, self.kernel.function)
+        function = kernels.FUNCTIONS[self.kernel.function]
         on_gpu = next(iter(self.given.values())).is_cuda
         options = self.kernel.options(pdl=self.early) if on_gpu else {}  # the interpreter has none
         function[self.kernel.grid](**self.given, **self.kernel.constants, **options)
@@ -84,7 +83,7 @@ def _launches(
         seen = {"query": query, "keys": keys, "values": values, "partial": partial[index], "stats": stats[index]}
         given = {
             "qkv": {
-                "weights": layer.qkv,
+                **_matrix(layer.qkv),
                 "x": before,
                 "gain": layer.first_gain,
                 "bias": layer.bias,
@@ -97,10 +96,10 @@ def _launches(
             },
             "attention": {**seen, "arrivals": buffers.arrivals[index], "out": mixed, "state": state},
             "combine": {**seen, "out": mixed, "state": state},
-            "o": {"weights": layer.o, "x": _as_words(mixed), "residual": _as_bf16(before), "out": _as_bf16(between)},
-            "gate_up": {"weights": layer.gate_up, "x": between, "gain": layer.second_gain, "out": gated},
+            "o": {**_matrix(layer.o), "x": _as_words(mixed), "residual": _as_bf16(before), "out": _as_bf16(between)},
+            "gate_up": {**_matrix(layer.gate_up), "x": between, "gain": layer.second_gain, "out": gated},
             "down": {
-                "weights": layer.down,
+                **_matrix(layer.down),
                 "x": _as_words(gated),
                 "residual": _as_bf16(between),
                 "out": _as_bf16(after),
@@ -109,7 +108,11 @@ def _launches(
         for name in IN_LAYER:
             yield from launch(name, **given[name])
     last = _as_words(buffers.hidden[-1])
-    yield from launch("lm_head", weights=loaded.head, x=last, gain=loaded.gain, logits=buffers.logits, state=state)
+    yield from launch("lm_head", **_matrix(loaded.head), x=last, gain=loaded.gain, logits=buffers.logits, state=state)
+
+
+def _matrix(matrix: Matrix) -> dict[str, torch.Tensor]:
+    return {"weights": matrix.words, "scales": matrix.words if matrix.scales is None else matrix.scales}
 
 
 def _as_words(vector: torch.Tensor) -> torch.Tensor:
@@ -137,8 +140,8 @@ def _graph(enqueue: Callable[[], None], loaded: Loaded) -> Callable[[], None]:
 
 
 def _reset(loaded: Loaded) -> None:
-    first = [0] * kernels.STATE_WORDS
-    first[kernels.NEXT], first[kernels.BEST] = loaded.start, TOKEN_MASK - loaded.token
+    first = [0] * device.STATE_WORDS
+    first[device.NEXT.value], first[device.BEST.value] = loaded.start, TOKEN_MASK - loaded.token
     loaded.buffers.state.copy_(torch.tensor(first))
     loaded.buffers.arrivals.zero_()
 
@@ -159,7 +162,7 @@ def _step(loaded: Loaded, replay: Callable[[], None], scratch: list[torch.Tensor
         _reset(loaded)
 
     def set_token(value: int) -> None:
-        loaded.buffers.state[kernels.BEST] = TOKEN_MASK - value
+        loaded.buffers.state[device.BEST.value] = TOKEN_MASK - value
 
     def poison() -> None:
         loaded.buffers.poison()
@@ -180,4 +183,4 @@ def _step(loaded: Loaded, replay: Callable[[], None], scratch: list[torch.Tensor
 
 def chosen(loaded: Loaded) -> int:
     """The token that the last step chose, which the next one decodes."""
-    return TOKEN_MASK - (int(loaded.buffers.state[kernels.BEST]) & TOKEN_MASK)
+    return TOKEN_MASK - (int(loaded.buffers.state[device.BEST.value]) & TOKEN_MASK)

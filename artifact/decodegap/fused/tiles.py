@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from decodegap.errors import BadInputError
-from decodegap.fused.shape import TILED, Shape
+from decodegap.fused.shape import RUN, TILED, Shape
 from decodegap.paths import DATA
 
 FOLDER = DATA / "fused"
@@ -63,17 +63,23 @@ class Tiles:
         return replace(self, **changes)
 
 
-def load_tiles(model: str, gpu: str, ctx: int) -> Tiles:
+def load_tiles(model: str, gpu: str, ctx: int, bits: int = 16) -> Tiles:
     """The tiles for a model and card: those of the smallest context that is not below `ctx`, else of the largest.
 
     A card without a file starts from an H200's, which then are a start for tuning and no more. Raises
     `BadInputError` for a model that the file does not know.
     """
     known = _file(gpu) or _file(START_FROM)
+    model = entry_name(model, bits)
     if model not in known:
         raise BadInputError(f"data/fused has no tiles for {model!r}; it has them for {', '.join(known)}")
     contexts = sorted(known[model])
     return known[model][next((at for at in contexts if at >= ctx), contexts[-1])]
+
+
+def entry_name(model: str, bits: int) -> str:
+    """What a data file calls a model with projections in so many bits."""
+    return model if bits == 16 else f"{model}-int{bits}"
 
 
 @cache
@@ -118,6 +124,7 @@ def check_tiles(tiles: Tiles, shape: Shape) -> None:
     """Raise `BadInputError` that names the kernel, the field and what it must be, if `tiles` do not fit `shape`."""
     for name in TILED:
         tile = tiles.of(name)
+        least = RUN if name != "attention" and shape.bits_of(name) == 4 else 8
         for field in fields(tile):
             value = getattr(tile, field.name)
             if field.name in ("block", "warps", "rows") and (value < 1 or value & (value - 1)):
@@ -127,10 +134,10 @@ def check_tiles(tiles: Tiles, shape: Shape) -> None:
         if isinstance(tile, Attention):
             if tile.block < 16 or tile.splits < 1:
                 raise BadInputError(f"tiles: {name}: block must be at least 16 and splits at least 1")
-        elif shape.rows(name) % tile.rows or (name == "qkv" and tile.rows < 2) or tile.block < 8 or tile.ahead < 1:
+        elif shape.rows(name) % tile.rows or (name == "qkv" and tile.rows < 2) or tile.block < least or tile.ahead < 1:
             raise BadInputError(
                 f"tiles: {name}: rows is {tile.rows} and must divide {shape.rows(name)} (qkv: two at least), block is "
-                f"{tile.block} and must be 8 at least, ahead is {tile.ahead} and must be 1 at least"
+                f"{tile.block} and must be {least} at least, ahead is {tile.ahead} and must be 1 at least"
             )
 
 
@@ -139,7 +146,8 @@ def default_tiles(shape: Shape) -> Tiles:
 
     def matvec(name: str) -> Matvec:
         rows = next(rows for rows in (4, 2, 1) if shape.rows(name) % rows == 0)
-        return Matvec(rows=rows, block=min(1024, 1 << (shape.columns(name) - 1).bit_length()), warps=4, ahead=2)
+        block = min(1024, 1 << (shape.columns(name) - 1).bit_length())
+        return Matvec(rows=rows, block=block, warps=2 if shape.bits_of(name) == 4 else 4, ahead=2)
 
     made: dict[str, Any] = {name: matvec(name) for name in TILED if name != "attention"}
     return Tiles(**made, attention=Attention(splits=8, block=32, warps=2), source="untuned")

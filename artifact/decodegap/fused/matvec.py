@@ -1,0 +1,195 @@
+"""The matrix-vector kernels of a fused decode step, and the one that starts it; each reads its weights once."""
+
+import triton
+import triton.language as tl
+
+from decodegap.fused.device import BEST, LOWEST, NEXT, NOW, start_next, wait
+from decodegap.fused.products import columns_of, first_parts, first_scales, first_tiles, product, slab_of
+
+
+@triton.jit
+def embed(
+    table: tl.tensor,
+    hidden: tl.tensor,
+    state: tl.tensor,
+    VOCAB: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Take the token that the last step chose, write its row of `table` `[VOCAB, COLUMNS]`, and move the position on.
+
+    One program. It is launched as an ordinary kernel, and so is the one after it: what it writes is complete before
+    anything else of the step starts, so the position may be read before a wait.
+    """
+    token = 0x7FFFFFFF - (tl.load(state + BEST) & 0x7FFFFFFF)
+    token = tl.minimum(token, VOCAB - 1)  # nobody has chosen yet
+    position = tl.minimum(tl.load(state + NEXT), CAPACITY - 1)
+    columns = tl.arange(0, BLOCK)
+    row = tl.load(table + token * COLUMNS + columns, mask=columns < COLUMNS)
+    tl.store(hidden + columns, row, mask=columns < COLUMNS)
+    tl.debug_barrier()  # every thread has read the state before one of them changes it
+    tl.store(state + NOW, position)
+    tl.store(state + NEXT, position + 1)
+    tl.store(state + BEST, LOWEST)
+
+
+@triton.jit
+def qkv(
+    weights: tl.tensor,
+    scales: tl.tensor,
+    x: tl.tensor,
+    gain: tl.tensor,
+    bias: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    state: tl.tensor,
+    eps: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AHEAD: tl.constexpr,
+    BITS: tl.constexpr,
+    BIAS: tl.constexpr,
+    PDL: tl.constexpr,
+    WAIT: tl.constexpr,
+) -> None:
+    """Query, key and value of the new token: norm, product, bias, rotation; K and V go straight into the cache.
+
+    The two rows that a rotation mixes are neighbours, so `ROWS` is even; those of V lie alike and are not rotated.
+    """
+    start_next(PDL)
+    HALF: tl.constexpr = DIM // 2
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = columns_of(BLOCK, BITS)
+    slab = slab_of(weights, row, columns, COLUMNS, BITS)
+    tiles = first_tiles(slab, columns, COLUMNS, BLOCK, AHEAD, BITS)
+    found = first_scales(scales, row, COLUMNS, BLOCK, AHEAD, BITS)
+    gains = first_parts(gain, COLUMNS, BLOCK, AHEAD, BITS)
+    pair = tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
+    head, at = pair // HALF, pair % HALF
+    position = tl.load(state + NOW)
+    turned = head < HEADS + KV_HEADS
+    if BIAS:
+        added = tl.load(bias + row)
+    wait(PDL, WAIT)
+    # Only now, because their address is the position's, and nothing before the wait should wait for a load.
+    cosine = tl.load(cos + position * HALF + at, mask=turned, other=1.0)
+    sine = tl.load(sin + position * HALF + at, mask=turned, other=0.0)
+    y = product(tiles, found, gains, slab, scales, x, gain, row, columns, eps, True, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
+    if BIAS:
+        y += added.to(tl.float32)
+    low, high = tl.split(tl.reshape(y, [ROWS // 2, 2]))
+    first = (low * cosine - high * sine).to(query.dtype.element_ty)
+    second = (high * cosine + low * sine).to(query.dtype.element_ty)
+    tl.store(query + head * DIM + at, first, mask=head < HEADS)
+    tl.store(query + head * DIM + at + HALF, second, mask=head < HEADS)
+    slot = keys + ((head - HEADS) * CAPACITY + position) * DIM + at
+    tl.store(slot, first, mask=turned & (head >= HEADS))
+    tl.store(slot + HALF, second, mask=turned & (head >= HEADS))
+    slot = values + ((head - HEADS - KV_HEADS) * CAPACITY + position) * DIM + at
+    tl.store(slot, first, mask=head >= HEADS + KV_HEADS)
+    tl.store(slot + HALF, second, mask=head >= HEADS + KV_HEADS)
+
+
+@triton.jit
+def project(
+    weights: tl.tensor,
+    scales: tl.tensor,
+    x: tl.tensor,
+    residual: tl.tensor,
+    out: tl.tensor,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AHEAD: tl.constexpr,
+    BITS: tl.constexpr,
+    PDL: tl.constexpr,
+    WAIT: tl.constexpr,
+) -> None:
+    """A product added to the residual: the output projection of the attention, and that of the MLP."""
+    start_next(PDL)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = columns_of(BLOCK, BITS)
+    slab = slab_of(weights, row, columns, COLUMNS, BITS)
+    tiles = first_tiles(slab, columns, COLUMNS, BLOCK, AHEAD, BITS)
+    found = first_scales(scales, row, COLUMNS, BLOCK, AHEAD, BITS)
+    wait(PDL, WAIT)
+    added = tl.load(residual + row)
+    y = product(tiles, found, (), slab, scales, x, x, row, columns, 0.0, False, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
+    tl.store(out + row, (y + added.to(tl.float32)).to(out.dtype.element_ty))
+
+
+@triton.jit
+def gate_up(
+    weights: tl.tensor,
+    scales: tl.tensor,
+    x: tl.tensor,
+    gain: tl.tensor,
+    out: tl.tensor,
+    eps: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AHEAD: tl.constexpr,
+    BITS: tl.constexpr,
+    PDL: tl.constexpr,
+    WAIT: tl.constexpr,
+) -> None:
+    """silu(gate) * up of `ROWS` pairs: norm and product; the rows of gate and up alternate."""
+    start_next(PDL)
+    row = tl.program_id(0) * (2 * ROWS) + tl.arange(0, 2 * ROWS)
+    columns = columns_of(BLOCK, BITS)
+    slab = slab_of(weights, row, columns, COLUMNS, BITS)
+    tiles = first_tiles(slab, columns, COLUMNS, BLOCK, AHEAD, BITS)
+    found = first_scales(scales, row, COLUMNS, BLOCK, AHEAD, BITS)
+    gains = first_parts(gain, COLUMNS, BLOCK, AHEAD, BITS)
+    wait(PDL, WAIT)
+    y = product(
+        tiles, found, gains, slab, scales, x, gain, row, columns, eps, True, 2 * ROWS, COLUMNS, BLOCK, AHEAD, BITS
+    )
+    gate, up = tl.split(tl.reshape(y, [ROWS, 2]))
+    y = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + tl.program_id(0) * ROWS + tl.arange(0, ROWS), y.to(out.dtype.element_ty))
+
+
+@triton.jit
+def lm_head(
+    weights: tl.tensor,
+    scales: tl.tensor,
+    x: tl.tensor,
+    gain: tl.tensor,
+    logits: tl.tensor,
+    state: tl.tensor,
+    eps: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AHEAD: tl.constexpr,
+    BITS: tl.constexpr,
+    PDL: tl.constexpr,
+    WAIT: tl.constexpr,
+) -> None:
+    """The logits in fp32: norm and product; the largest of all and its token end up in the step's state."""
+    start_next(PDL)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = columns_of(BLOCK, BITS)
+    slab = slab_of(weights, row, columns, COLUMNS, BITS)
+    tiles = first_tiles(slab, columns, COLUMNS, BLOCK, AHEAD, BITS)
+    found = first_scales(scales, row, COLUMNS, BLOCK, AHEAD, BITS)
+    gains = first_parts(gain, COLUMNS, BLOCK, AHEAD, BITS)
+    wait(PDL, WAIT)
+    y = product(tiles, found, gains, slab, scales, x, gain, row, columns, eps, True, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
+    tl.store(logits + row, y)
+    # A float's bits are ordered as an integer's once those of a negative one are turned over.
+    bits = y.to(tl.int32, bitcast=True)
+    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+    packed = (ordered << 32) | (0x7FFFFFFF - row).to(tl.int64)  # of equal logits the first token wins
+    tl.atomic_max(state + BEST, tl.max(packed, axis=0), sem="relaxed")
