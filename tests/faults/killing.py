@@ -131,7 +131,7 @@ def _one_run(campaign: Campaign, kills: int, dice: random.Random, account: Accou
 def _wait_for_writer(store: Path, session: psutil.Process) -> None:
     """Return at the moment at which the session has a record half written, or has ended."""
     while session.is_running() and not list(store.glob("*/*/.*.partial")):
-        pass
+        time.sleep(0.0005)
 
 
 def _records(store: Path) -> dict[str, bytes]:
