@@ -231,6 +231,11 @@ licences: ## the licences of what is installed, as docs/licences.md
 	@$(call need,analysis measure dev quant)
 	@"$$PY" requirements/licences.py
 
+.PHONY: sizes
+sizes: ## what the locked packages take on this disk, as requirements/sizes.toml
+	@$(call need,analysis measure dev)
+	@"$$PY" requirements/sizes.py
+
 .PHONY: lock
 lock: ## make requirements/*.lock and environment.yml from pyproject.toml (asks the registry)
 	@$(call need,analysis measure dev)

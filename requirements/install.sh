@@ -30,13 +30,16 @@ make_venv() {
     exit 2
 }
 
+# What `make sizes` measured of a set.
+measured() { sed -n "/^\[$1\]/,/^\[/s/^$2 = //p" requirements/sizes.toml; }
+
 size_of() {
     case $1 in
-        analysis) echo "120 packages, about 650 MB in .venv, a minute or two" ;;
+        analysis) echo "$(measured analysis packages) packages, $(measured analysis mb) MB in .venv, a minute or two" ;;
         measure) echo "torch and transformers; on Linux the registry's torch is a CUDA build of several GB, and" \
-            "PIP_ARGS= can point pip at another; a CPU build: about 1 GB in .venv, a minute" ;;
+            "PIP_ARGS= can point pip at another; a CPU build: $(measured measure mb) MB in .venv, a minute" ;;
         quant) echo "sources of kernels and a build tool, about 10 MB in .venv, some seconds" ;;
-        dev) echo "tests and linters, about 150 MB in .venv, half a minute" ;;
+        dev) echo "tests and linters, $(measured dev mb) MB in .venv, half a minute" ;;
     esac
 }
 

@@ -1,11 +1,12 @@
 """Whether what the guides tell a reader to type, open or look at is there."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from decodegap import exhibits
+from decodegap import exhibits, numbers_paper
 from decodegap.paths import HERE
 
 GUIDES = ("README.md", "artifact/README.md", "figures/README.md", "paper/appendix.tex", "paper/main.tex")
@@ -36,6 +37,37 @@ def test_every_link_leads_somewhere(guide: str) -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", text_of(guide))
     for link in links:
         assert ((HERE.root / guide).parent / link).resolve().exists(), f"{guide}: {link}"
+
+
+def test_sizes_in_the_guides_are_the_measured_ones() -> None:
+    disk = numbers_paper.disk()
+    for guide in ("README.md", "README.ko.md"):
+        rows = [line for line in text_of(guide).splitlines() if re.match(r"\|.*\d GB[^|]*\|$", line)]
+        found = [re.findall(r"[\d.]+ GB", row)[-1] for row in rows]
+        assert found == [disk["DiskReplay"], disk["DiskCpu"], disk["DiskGpu"].removeprefix("about ")], guide
+    sizes = tomllib.loads(HERE.sizes.read_text(encoding="utf-8"))
+    everything = sum(sizes[name]["mb"] for name in ("analysis", "measure", "dev")) / 1e3
+    assert f"{disk['DiskReplay']} in `.venv`" in text_of("artifact/README.md")
+    assert f"{everything:.1f} GB of `.venv`" in text_of("artifact/README.md")
+
+
+SAME_TEXT = (
+    r"`make [^`]+`",
+    r"\b[A-Z]+=",
+    r"\]\((?!README)([^)]+)\)",
+    r"`[\w./<>-]+/`",
+)  # commands, settings, links, places
+SAME_NUMBER = (r"^\|.*\|$", r"^```$", r"^##? ", r"^- \*")  # table rows, code blocks, headings, terms
+
+
+def test_both_readmes_have_the_same_commands_links_and_parts() -> None:
+    english, korean = (text_of(name) for name in ("README.md", "README.ko.md"))
+    for pattern in SAME_TEXT:
+        one, other = (sorted(" ".join(each.split()) for each in re.findall(pattern, t)) for t in (english, korean))
+        assert one == other, pattern
+    for pattern in SAME_NUMBER:
+        one, other = (re.findall(pattern, text, re.MULTILINE) for text in (english, korean))
+        assert len(one) == len(other), pattern
 
 
 def test_the_guide_names_every_figure_and_table() -> None:

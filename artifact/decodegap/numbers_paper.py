@@ -3,20 +3,21 @@
 import math
 import re
 import statistics
+import tomllib
 from collections.abc import Iterable, Sequence
 
 from decodegap import claims, frame, gpus, models, stats, tensions, verdicts
 from decodegap.launch import ARM_ORDER
 from decodegap.measures import GRAPH_LAUNCHED
 from decodegap.numbers import CONTEXT_WORDS, NOT_MEASURED, letters
-from decodegap.paths import Places
+from decodegap.paths import HERE, Places
 from decodegap.published import Published, Quantity
 from decodegap.schema import Anatomy, Record, Series
 from decodegap.tables_review import ACTION_TOKENS
 
 GPU, MODEL, SHORT, LONG = "h200", "qwen2.5-7b", 2048, 16384  # the cell that the text speaks of
 ARMS = ("eager", "eager-auto", "eager-pinned", "graph", "graph-static", "graph-stock", "compiled")
-DISK = {"DiskReplay": "0.7 GB", "DiskCpu": "1.7 GB", "DiskGpu": "about 7 GB"}  # of .venv, as README.md says
+DISK_GPU = "about 7 GB"  # the authors' estimate: pip resolves what a CUDA build of torch brings, and no lock pins it
 PARTS = ("floor", "extra traffic", "kernel inefficiency", "bubbles", "exposed host")
 CONTEXT = {SHORT: "Short", LONG: "Long"}
 
@@ -35,9 +36,20 @@ def macros(shipped: Sequence[Record], study: Published, at: Places) -> dict[str,
         "ResidualWorst": f"{max(shares):.1%}" if shares else NOT_MEASURED,
         "PlanCostMs": _text(plan_ms, 1),
         "SchemaVersion": str(Record.model_fields["schema_version"].default),
-        **DISK,
+        **disk(),
         "TokensShort": str(min(ACTION_TOKENS)),
         "TokensLong": str(max(ACTION_TOKENS)),
+    }
+
+
+def disk(at: Places = HERE) -> dict[str, str]:
+    """What .venv takes: measured from the locked packages, but for a CUDA build of torch, which is estimated."""
+    sizes = tomllib.loads(at.sizes.read_text(encoding="utf-8"))
+    replay_mb = sizes["analysis"]["mb"]
+    return {
+        "DiskReplay": f"{replay_mb / 1e3:.1f} GB",
+        "DiskCpu": f"{(replay_mb + sizes['measure']['mb']) / 1e3:.1f} GB",
+        "DiskGpu": DISK_GPU,
     }
 
 

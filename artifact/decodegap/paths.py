@@ -31,6 +31,11 @@ class Places:
         return self.root / "artifact" / "claims.toml"
 
     @property
+    def sizes(self) -> Path:
+        """What the packages of each lock take on a disk, as `make sizes` measured it."""
+        return self.root / "requirements" / "sizes.toml"
+
+    @property
     def schema(self) -> Path:
         """JSON Schema of a record, exported from the model."""
         return self.root / "artifact" / "schema" / "record.schema.json"
