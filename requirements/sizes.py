@@ -13,8 +13,8 @@ from licences import ROOT, SETS
 from packaging.requirements import Requirement
 
 FILE = ROOT / "requirements" / "sizes.toml"
-HEAD = """# Written by `make sizes` from installed packages: the disk blocks of every file that a package lists, in MB of
-# 10^6 bytes. A set that was not installed whole, at the locked versions, keeps what was measured before.
+HEAD = """# Written by `make sizes` from installed packages: the disk blocks of every file that a package lists, in MB
+# of 10^6 bytes. A set that was not installed whole, at the locked versions, keeps what was measured before.
 """
 BLOCK = 512  # bytes of an st_blocks, whatever the file system's own blocks are
 
