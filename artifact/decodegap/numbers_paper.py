@@ -54,7 +54,11 @@ def disk(at: Places = HERE) -> dict[str, str]:
 
 
 def quantity(name: str) -> str:
-    """The quantity of a macro: its name without the GPU, model, context, arm or token count that it ends with."""
+    """The quantity of a macro: its name without the GPU, model, context, arm or token count that it ends with.
+
+    Nor with which of the quantised paths it is about.
+    """
+    name = re.sub("Fastest|Slowest", "", name)
     models_first = [re.split(r"[^a-z]", model)[0] for model in models.catalogue()]
     words = {letters(word) for word in (*gpus.catalogue(), *models_first, *map(str, ACTION_TOKENS))}
     words |= {letters(*arm.split("-")) for arm in (*ARMS, *ARM_ORDER)} | {*CONTEXT_WORDS.values(), *CONTEXT.values()}
