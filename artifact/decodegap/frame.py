@@ -142,6 +142,9 @@ def _session(record: Record, series: Series | None, store: Store) -> SessionRow:
         event_ms=stats.median(series.event_ms) if series and series.event_ms else None,
         free_ms=series.free_total_ms / series.free_steps if series and series.free_steps else None,
         energy_j_per_step=series.energy_j_per_step if series else None,
+        sustained_ms=series.sustained.step_ms if series and series.sustained else None,
+        sustained_clock_mhz=_during(series, "sm_clock_mhz"),
+        sustained_power_w=_during(series, "power_w"),
         floor_published_ms=floors.published,
         floor_streamed_ms=floors.streamed,
         floor_achievable_ms=floors.achievable,
@@ -158,6 +161,12 @@ def _session(record: Record, series: Series | None, store: Store) -> SessionRow:
         started_at=record.started_at,
         record=record.content_hash,
     )
+
+
+def _during(series: Series | None, name: str) -> float | None:
+    """What the device said of itself near the end of the sustained loop."""
+    state = series.sustained.during if series and series.sustained else None
+    return None if state is None else getattr(state, name)
 
 
 def _step_ms(record: Record, series: Series) -> float | None:
@@ -202,7 +211,8 @@ def _cell(group: Sequence[SessionRow], hosts: tuple[str, ...]) -> CellRow:
 
 
 _MEDIANS = (
-    "event_ms", "free_ms", "energy_j_per_step", "floor_published_ms", "floor_streamed_ms", "floor_achievable_ms",
+    "event_ms", "free_ms", "energy_j_per_step", "sustained_ms", "sustained_clock_mhz", "sustained_power_w",
+    "floor_published_ms", "floor_streamed_ms", "floor_achievable_ms",
     "peak_gb_s", "read_gb_s", "dispatch_us", "cache_mib",
 )  # fmt: skip
 _SAME = tuple(

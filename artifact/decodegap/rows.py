@@ -38,6 +38,9 @@ class SessionRow:
     event_ms: float | None
     free_ms: float | None
     energy_j_per_step: float | None
+    sustained_ms: float | None
+    sustained_clock_mhz: float | None
+    sustained_power_w: float | None
     floor_published_ms: float | None
     floor_streamed_ms: float | None
     floor_achievable_ms: float | None
@@ -89,6 +92,9 @@ class CellRow:
     event_ms: float | None
     free_ms: float | None
     energy_j_per_step: float | None
+    sustained_ms: float | None
+    sustained_clock_mhz: float | None
+    sustained_power_w: float | None
     floor_published_ms: float | None
     floor_streamed_ms: float | None
     floor_achievable_ms: float | None

@@ -8,9 +8,11 @@ import torch
 
 from decodegap.arms import Step
 from decodegap.decode import synchronize
-from decodegap.schema import Protocol, Series
+from decodegap.schema import DeviceState, Protocol, Series, Sustained
 
 MAX_ENERGY_STEPS = 4096  # bounds the cache's growth in the energy loop of a very fast step
+SUSTAINED_RESET_STEPS = 64  # a growing cache stays within this many tokens of its context
+SUSTAINED_MARGIN = 1.05  # the loop lasts its seconds even where its steps are a little faster than those before it
 
 
 def measure(arm: str, step: Step, device: str, protocol: Protocol, energy_mj: Callable[[], int | None]) -> Series:
@@ -90,7 +92,73 @@ def energy(
     steps = min(MAX_ENERGY_STEPS, max(1, round(protocol.energy_seconds * 1e3 / max(step_ms, 1e-3)) + 1))
     before = energy_mj()
     free_running(step, device, steps)
-    after = energy_mj()
-    if before is None or after is None or after <= before:
-        return steps, None
-    return steps, (after - before) / 1e3 / steps
+    return steps, _joules(before, energy_mj(), steps)
+
+
+def _joules(before_mj: int | None, after_mj: int | None, steps: int) -> float | None:
+    """Joules a step between two readings of the counter; None where it did not move, or is not there."""
+    if before_mj is None or after_mj is None or after_mj <= before_mj:
+        return None
+    return (after_mj - before_mj) / 1e3 / steps
+
+
+def measure_sustained(
+    arm: str,
+    step: Step,
+    device: str,
+    protocol: Protocol,
+    *,
+    energy_mj: Callable[[], int | None],
+    state: Callable[[], DeviceState | None],
+) -> Series:
+    """As `measure`, with the last loop kept: how long a step takes once clock and power have settled.
+
+    `state` reads the device's clocks and power. The energy is that of the same loop; there is no such loop where the
+    protocol gives it no seconds.
+    """
+    single = measure(arm, step, device, protocol.model_copy(update={"energy_seconds": 0.0}), energy_mj)
+    if not protocol.energy_seconds:
+        return single
+    free_ms = max(single.free_total_ms / single.free_steps, 1e-3)
+    steps = round(SUSTAINED_MARGIN * protocol.energy_seconds * 1e3 / free_ms) + 1
+    before, before_mj = state(), energy_mj()
+    total_ms, during = sustained(step, device, steps, state)
+    after_mj, after = energy_mj(), state()
+    step.reset()
+    return single.model_copy(
+        update={
+            "energy_steps": None if before_mj is None else steps,
+            "energy_j_per_step": _joules(before_mj, after_mj, steps),
+            "sustained": Sustained(steps=steps, step_ms=total_ms / steps, before=before, during=during, after=after),
+        }
+    )
+
+
+def sustained(
+    step: Step,
+    device: str,
+    steps: int,
+    state: Callable[[], DeviceState | None],
+    clock: Callable[[], int] = perf_counter_ns,
+) -> tuple[float, DeviceState | None]:
+    """Milliseconds that `steps` steps take in all, from an idle device, and the device's state near their end.
+
+    The step returns to its start every few steps. On a device the time is that between events, because the state is
+    asked for while the last steps still run, which takes the host some milliseconds.
+    """
+    events = None
+    if device.startswith("cuda"):
+        events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    synchronize(device)
+    if events:
+        events[0].record()
+    start = clock()
+    for index in range(steps):
+        if index % SUSTAINED_RESET_STEPS == 0:
+            step.reset()
+        step.run()
+    if events:
+        events[1].record()
+    during = state() if events else None
+    synchronize(device)
+    return events[0].elapsed_time(events[1]) if events else (clock() - start) / 1e6, during
