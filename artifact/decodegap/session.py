@@ -54,6 +54,7 @@ MEASURING_SOURCES = (
     "ledger.py",
     "models.py",
     "pairing.py",
+    "plan_ladder.py",
     "probe_kernels.py",
     "probes.py",
     "profiling.py",
@@ -70,6 +71,7 @@ MEASURING_SOURCES = (
     "quant_tiles.py",
     "quantise.py",
     "reference.py",
+    "rungs.py",
     "session.py",
     "timing.py",
     "trace.py",
@@ -160,10 +162,8 @@ def _measure(task: Task, device: gpus.Device | None, target: str, store: Path, f
     """Probe, build and prefill, then measure as the cell's arm says; everything learnt is left in `found`."""
     import torch
 
-    from decodegap import arms, cells, decode, probes, quant_cells
+    from decodegap import arms, cells, probes, quant_cells
 
-    cell, protocol = task.cell, task.protocol
-    model = models.lookup(cell.model)
     with found.timed("probe"):
         found.read = probes.read_bandwidth(target, int((host.last_level_cache_mib() or 32) * 2**20))
         found.dispatch = probes.dispatch_cost(target)
@@ -171,20 +171,9 @@ def _measure(task: Task, device: gpus.Device | None, target: str, store: Path, f
         torch.cuda.reset_peak_memory_stats()
     with torch.inference_mode():
         with found.timed("build"):
-            net = decode.build(
-                model,
-                weights=protocol.weights,
-                weights_dir=task.weights_dir,
-                device=target,
-                dtype=getattr(torch, cell.dtype),
-                seed=protocol.seed,
-            )
-            decode.synchronize(target)
+            net = arms.built(task, target)
         with found.timed("prefill"):
-            tokens = decode.prompt(model.config["vocab_size"], cell.ctx, protocol.seed, target)
-            cache, logits = decode.prefill(net, tokens, protocol.prefill_chunk)
-            decode.synchronize(target)
-        setup = arms.Setup(net, cache, logits.argmax(dim=-1, keepdim=True), cell.ctx, target)
+            setup = arms.prefilled(net, task, target)
         measuring = quant_cells if task.cell.experiment == "quantised" else cells
         measuring.measure(task, setup, device, store, found)
     found.peak_memory_bytes = torch.cuda.max_memory_allocated() if target == "cuda" else host.peak_rss_bytes()
