@@ -139,6 +139,46 @@ def test_an_arm_that_the_ledger_does_not_know_is_flagged() -> None:
     assert "does not know what arm novel moves" in of(known_trace(cats=0), "novel").flags[0]
 
 
+def fused_trace(layers: int = LAYERS, gap: float = 0.8) -> Trace:
+    """A replayed fused step: kernels of our own names, which no operator launched."""
+    names = ["embed", *(["qkv", "attention", "combine", "project", "gate_up", "project"] * layers), "lm_head"]
+    found, at = [], 0.0
+    for name in names:
+        found.append(Interval(at, at + 10.0, name))
+        at += 10.0 + gap
+    return Trace(tuple(found), steps=1, step_ms=at / 1e3, source="device")
+
+
+def test_a_fused_step_is_taken_apart_by_the_names_of_its_kernels_and_their_bytes() -> None:
+    found = of(fused_trace(), "fused")
+    assert found.flags == []
+    assert found.attributed == "name"
+    assert {name: each.launches for name, each in found.operators.items()} == {
+        "fused embed": 1,
+        "fused qkv": LAYERS,
+        "fused attention": LAYERS,
+        "fused combine": LAYERS,
+        "fused o and down": 2 * LAYERS,
+        "fused gate and up": LAYERS,
+        "fused lm_head": 1,
+    }
+    assert found.operators["fused attention"].bytes == 2048 * 57_344
+    assert found.operators["fused gate and up"].bytes == LAYERS * 2 * (2 * 18944 * 3584 + 3584)
+    assert found.operators["fused combine"].bytes == 0
+    beyond = anatomy.inefficiency_ms(found)
+    assert sum(beyond.values()) == pytest.approx(found.parts_ms["kernel inefficiency"], abs=1e-3)
+
+
+@pytest.mark.parametrize("slug", ["qwen2.5-7b", "llama-3.1-8b", "mistral-7b-v0.3"])
+def test_the_fused_kernels_bytes_are_the_ledgers(slug: str) -> None:
+    """The step reads each weight and each K and V once, and one row of the embedding."""
+    config = models.lookup(slug).config
+    counts = ledger.ledger(config, 2048, "fused", 2)
+    row = 2 * config["hidden_size"]
+    assert sum(ledger.own_bytes(config, 2048).values()) == sum(counts.values()) + row - counts["casts"]
+    assert sum(ledger.own_launches(config).values()) == 2 + 6 * config["num_hidden_layers"]
+
+
 def test_the_cost_of_choosing_a_backend_is_the_difference_of_the_enqueues() -> None:
     auto = of(known_trace(), "eager-auto", step_ms=60.0, enqueue_ms=59.0)
     assert anatomy.plan_cost_ms(auto, of(known_trace(), "eager", step_ms=20.3, enqueue_ms=20.0)) == pytest.approx(39.0)

@@ -82,10 +82,14 @@ def of_trace(
     it; `replayed` says that one graph launch starts the whole step; `weights` and `casts` as in `ledger.ledger`.
     """
     element_bytes = floor.ELEMENT_BYTES[cell.dtype]
-    named = trace.typical(trace.attribute(seen, twin, ledger.layer_kv_elements(model.config, max(1, cell.ctx - 1))))
+    own = ledger.OWN_KERNELS if ledger.is_own(series.arm) else None
+    kv_elements = ledger.layer_kv_elements(model.config, max(1, cell.ctx - 1))
+    named = trace.typical(trace.attribute(seen, twin, kv_elements, own))
     counts = ledger.ledger(model.config, cell.ctx, series.arm, element_bytes, weights=weights, casts=casts)
     ledger_ms = {item: floor.floor_ms(n, read_gb_s) for item, n in counts.items()}
     operators, flags = _with_bytes(trace.by_operator(named), counts)
+    if own and weights is None:
+        operators, flags = _with_own_bytes(trace.by_operator(named), ledger.own_bytes(model.config, cell.ctx)), []
     flags += _contradictions(operators, series.arm, int(model.config["num_hidden_layers"]))
     launches = len(named.intervals)
     overlapping = trace.overlaps(named.intervals)
@@ -167,6 +171,14 @@ def _with_bytes(
         name: OperatorTime(launches=each.launches, ms=each.ms, bytes=owned.get(name, 0))
         for name, each in operators.items()
     }, flags
+
+
+def _with_own_bytes(operators: Mapping[str, OperatorTime], moved: Mapping[str, int]) -> dict[str, OperatorTime]:
+    """`operators` with the bytes of each fused kernel, which are known one by one."""
+    return {
+        name: OperatorTime(launches=each.launches, ms=each.ms, bytes=moved.get(name, 0))
+        for name, each in operators.items()
+    }
 
 
 def _contradictions(operators: Mapping[str, OperatorTime], arm: str, layers: int) -> list[str]:

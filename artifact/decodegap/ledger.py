@@ -22,8 +22,10 @@ EXTRA: dict[str, tuple[str, ...]] = {
     "graph-static": (),
     "graph-stock": (REPEAT_KV, MASK),
     "compiled": (),
+    "fused-plain": (),
     "fused": (),
     **dict.fromkeys(quant_catalogue.series(), (KV_CAT,)),
+    "fused-int4": (),
 }
 CAT_KV_OPERATOR = "aten::cat (KV)"  # a concatenation whose input is as large as a layer's K
 QUANTISED_PRODUCT = "quantised product"  # the projections' products of a quantised path, whatever launches them
@@ -40,6 +42,16 @@ KERNEL_CLASSES = (
     ("reduction", ("reduce",)),
     ("elementwise", ("elementwise", "vectorized", "index")),
 )
+# The kernels of the fused step by their exact names, and what stands for their operator: it has none.
+OWN_KERNELS = {
+    "embed": "fused embed",
+    "qkv": "fused qkv",
+    "attention": "fused attention",
+    "combine": "fused combine",
+    "project": "fused o and down",  # one function for both, which a name cannot tell apart
+    "gate_up": "fused gate and up",
+    "lm_head": "fused lm_head",
+}
 _OPERATORS = {
     WEIGHTS: (
         *("aten::linear", "aten::addmm", "aten::mm", "aten::matmul", "aten::bmm", "matrix product" + BY_NAME),
@@ -81,6 +93,31 @@ def item_of(operator: str) -> str:
     if "scaled_dot_product" in operator or operator == "attention" + BY_NAME:
         return KV_READ
     return next((item for item, names in _OPERATORS.items() if operator in names), "")
+
+
+def is_own(arm: str) -> bool:
+    """Whether the arm is one of our own fused step, whose kernels we name."""
+    return arm.startswith("fused")
+
+
+def own_bytes(config: Mapping[str, Any], ctx: int) -> dict[str, int]:
+    """Bytes that a fused bf16 step must read, by what stands for the operator."""
+    from decodegap.fused import shape  # which starts from this module's arms
+
+    found = shape.shape_of(dict(config))
+    each, launches = shape.kernel_bytes(found, ctx), shape.launches(found)
+    moved = {name: each[name] * launches[name] for name in each}
+    joined = {"project": moved.pop("o") + moved.pop("down")}
+    return {OWN_KERNELS[name]: n for name, n in (moved | joined).items()}
+
+
+def own_launches(config: Mapping[str, Any]) -> dict[str, int]:
+    """How often a fused step launches each of its kernels, by kernel name; `combine`, which some tiles do without."""
+    from decodegap.fused import shape
+
+    found = shape.launches(shape.shape_of(dict(config)))
+    joined = {"project": found.pop("o") + found.pop("down"), "combine": found["attention"]}
+    return found | joined
 
 
 def kernel_class(kernel: str) -> str:

@@ -126,11 +126,12 @@ def typical(trace: Trace) -> Trace:
     return replace(trace, intervals=tuple(replace(each, step=0) for each in chosen), steps=1)
 
 
-def attribute(trace: Trace, twin: Trace | None, kv_elements: int) -> Trace:
+def attribute(trace: Trace, twin: Trace | None, kv_elements: int, own: Mapping[str, str] | None = None) -> Trace:
     """`trace` with an operator for every interval, and said how it was found.
 
     Concatenations whose input has at least `kv_elements` elements are named apart from the small ones. A kernel
     without an operator takes that of the same occurrence of its name in a step of `twin`; failing that, its class.
+    `own` maps names of kernels that are ours to what stands for their operator.
     """
     named = [replace(each, operator=_operator(each, kv_elements)) for each in trace.intervals]
     if all(each.operator for each in named) or trace.source == "host":
@@ -148,7 +149,7 @@ def attribute(trace: Trace, twin: Trace | None, kv_elements: int) -> Trace:
             there = known[each.name]
             operator = there[position] if position < len(there) else ""
         if not operator:
-            operator, how = ledger.kernel_class(each.name), "name"
+            operator, how = (own or {}).get(each.name) or ledger.kernel_class(each.name), "name"
         found.append(replace(each, operator=operator))
     return replace(trace, intervals=tuple(found), attributed="twin" if how == "twin" else "name")
 
