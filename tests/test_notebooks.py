@@ -81,6 +81,21 @@ def test_the_quantised_notebook_checks_measures_and_says_why(
     assert sum("image/png" in data for data in shown) == 1
 
 
+@pytest.mark.slow
+def test_the_ladder_notebook_climbs_what_a_cpu_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parameters = TINY | {"results": str(tmp_path)}
+    executed = execute.run("04_closing_the_gap", parameters, tmp_path / "cpu" / "notebooks", tmp_path)
+    assert "1 sessions on cpu" in capsys.readouterr().out
+    (record,) = records.load_all(tmp_path, "cpu")
+    assert [series.arm for series in record.series][:2] == ["eager", "eager-pinned"]
+    cells = nbformat.read(executed, as_version=4).cells
+    shown = [out.data for cell in cells for out in cell.get("outputs", []) if "data" in out]
+    text = "\n".join(data.get("text/markdown", "") for data in shown)
+    assert "| fused |" in text
+    assert "missing: unsupported: " in text
+    assert sum("image/png" in data for data in shown) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

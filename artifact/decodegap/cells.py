@@ -19,9 +19,9 @@ from decodegap import (
     models,
     pairing,
     plan,
+    plan_ladder,
     records,
     reference,
-    schema,
     timing,
 )
 from decodegap.arms import Setup, Step
@@ -60,7 +60,11 @@ def measure(task: Task, setup: Setup, device: gpus.Device | None, store: Path, f
     cell = task.cell
     try:
         with decode.backends(arms.SDPA_BACKENDS[cell.sdpa]):
-            if cell.arm == plan.CHECK:
+            if cell.experiment == plan_ladder.EXPERIMENT:
+                from decodegap import rungs  # which starts from this module
+
+                rungs.measure(task, setup, device, found)
+            elif cell.arm == plan.CHECK:
                 with found.timed("check"):
                     measure_checks(task, setup, found)
             elif cell.arm in PAIRS:
@@ -160,7 +164,7 @@ def measure_checks(task: Task, setup: Setup, found: "Findings") -> None:
         result = reference.check(name, logits, eager_logits, truth)
         found.checks.append(result)
         if not result.passed:
-            found.flags.append(f"{name} failed its check: {_failure(result)}")
+            found.flags.append(f"{name} failed its check: {reference.failure(result)}")
 
 
 def logits_of(step: Step) -> torch.Tensor:
@@ -189,16 +193,7 @@ def _refuse_failed(task: Task, names: tuple[str, ...], store: Path, found: "Find
         if name not in results:
             found.flags.append(f"{name} was not checked against the reference")
         elif not results[name].passed:
-            raise UnsupportedError(f"{name} is not timed, because its check failed: {_failure(results[name])}")
-
-
-def _failure(result: schema.Check) -> str:
-    if result.error > result.allowed_multiple * result.eager_error:
-        return (
-            f"relative error {result.error:.3g} against the reference, more than {result.allowed_multiple} x eager's "
-            f"own {result.eager_error:.3g}"
-        )
-    return f"another token than the reference, which is decided by {result.reference_margin:.3g} standard deviations"
+            raise UnsupportedError(f"{name} is not timed, because its check failed: {reference.failure(results[name])}")
 
 
 def check_backend(task: Task, found: "Findings") -> None:

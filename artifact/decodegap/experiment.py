@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decodegap import gpus, parameters, plan, plan_quantised, records, runner
+from decodegap import gpus, parameters, plan, plan_ladder, plan_quantised, records, runner
 from decodegap.errors import BadInputError
 from decodegap.paths import HERE
 from decodegap.plan import Request, Task
@@ -18,8 +18,14 @@ PLANS: dict[str, Callable[[Request, str], list[Task]]] = {
     "baseline": plan.baseline,
     "graphs": plan.graphs,
     "quantised": plan_quantised.quantised,
+    "ladder": plan_ladder.ladder,
 }
-NOTEBOOKS = {"baseline": "01_baseline", "graphs": "02_cuda_graphs", "quantised": "03_quantised"}
+NOTEBOOKS = {
+    "baseline": "01_baseline",
+    "graphs": "02_cuda_graphs",
+    "quantised": "03_quantised",
+    "ladder": "04_closing_the_gap",
+}
 
 
 @dataclass(frozen=True)

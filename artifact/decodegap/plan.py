@@ -70,8 +70,8 @@ def request(
     return Request(
         gpu=gpus.check_slug(gpu),
         models=tuple(dict.fromkeys(_model(item) for item in items("MODELS", models))),
-        contexts=tuple(dict.fromkeys(_positive("CONTEXTS", item, 16_777_216) for item in items("CONTEXTS", contexts))),
-        sessions=_positive("SESSIONS", sessions, MAX_SESSIONS) if sessions not in ("", None) else 0,
+        contexts=tuple(dict.fromkeys(positive("CONTEXTS", item, 16_777_216) for item in items("CONTEXTS", contexts))),
+        sessions=positive("SESSIONS", sessions, MAX_SESSIONS) if sessions not in ("", None) else 0,
         weights=kind,
         weights_dir=folder,
     )
@@ -99,7 +99,8 @@ def _model(item: Any) -> str:
     return models.lookup(item).slug
 
 
-def _positive(name: str, value: Any, most: int) -> int:
+def positive(name: str, value: Any, most: int) -> int:
+    """The whole number that setting `name` holds; raise `BadInputError` unless it is one from 1 to `most`."""
     text = str(value)
     plain = isinstance(value, int | str) and not isinstance(value, bool) and text.isascii() and text.isdigit()
     if not plain or not 1 <= (number := int(text[:20])) <= most or text != str(number):

@@ -202,9 +202,11 @@ def _unfit(record: Record, device: gpus.Device | None) -> str:
 def _result(record: Record) -> str:
     if record.outcome != "ok":
         return f"{record.outcome}: {'; '.join(record.reasons)}"
-    if record.checks:
+    if record.checks and not record.series:
         passed = sum(check.passed for check in record.checks)
         return f"{passed} of {len(record.checks)} arms agree with the reference"
+    if len(record.series) > 2:
+        return ", ".join(f"{series.arm} {series.step_ms:.2f}" for series in record.series) + " ms"
     ratio = f", {record.pair.ratio:.3f}x" if record.pair else ""
     return f"{record.step_ms:.2f} ms{ratio}"
 

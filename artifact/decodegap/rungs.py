@@ -1,0 +1,214 @@
+"""How the rungs of a ladder are measured in one session: each is checked, then timed, and only then any is profiled.
+
+In this order because a profiler, once it was attached, may go on costing every launch something. The fused rungs take
+the weights out of the network, so the others are prepared again, on a network built anew, before they are profiled.
+"""
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from decodegap import (
+    anatomy,
+    anatomy_cli,
+    arms,
+    attest,
+    cells,
+    decode,
+    gpus,
+    ledger,
+    machine,
+    models,
+    plan_ladder,
+    reference,
+    timing,
+)
+from decodegap.arms import Setup, Step
+from decodegap.errors import UnsupportedError
+from decodegap.plan import Task
+from decodegap.schema import Check, Ran
+
+if TYPE_CHECKING:
+    from decodegap.session import Findings
+
+DISSECTED_SESSION = 1  # its profiles say where the step goes; in the other sessions each rung's kernels are enough
+Makers = Mapping[str, Callable[[], Step]]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every rung of a session is measured with. `judge` holds a rung's logits `[1, vocab]` against the truth."""
+
+    task: Task
+    device: gpus.Device | None
+    target: str
+    found: "Findings"
+    judge: Callable[[str, torch.Tensor], Check]
+
+
+def measure(task: Task, setup: Setup, device: gpus.Device | None, found: "Findings") -> None:
+    """Measure every rung of the task's group, in the order that its session has.
+
+    Every step attends to `ctx` tokens, its own among them. A rung that this machine cannot run, or that fails its
+    check, is noted with the reason and not timed; if none is left, `UnsupportedError` is raised with the reasons.
+    """
+    names = plan_ladder.order(plan_ladder.groups(task.cell.gpu)[task.cell.arm], task.session)
+    shared = [name for name in names if name not in plan_ladder.OWN]
+    own = [name for name in names if name in plan_ladder.OWN]
+    with found.timed("reference"):
+        bench = Bench(task, device, setup.device, found, _judge(setup))
+    found.before = machine.state(device)
+    steps = _timed(bench, _makers(shared, setup))
+    timed = list(steps)
+    if own and setup.device != "cpu":  # on a CPU they say no, and take nothing
+        steps.clear()
+        _release()
+    fused = _timed(bench, _fused(own, setup) if own else {})
+    found.after = machine.state(device)
+    _prove(bench, fused)
+    if timed and not steps:
+        fused.clear()
+        _release()
+        with found.timed("prepare again"):
+            anew = replace(setup, net=arms.built(task, setup.device))
+            steps = {name: make() for name, make in _makers(timed, anew).items()}
+    _prove(bench, steps)
+    _conclude(names, found)
+
+
+def _judge(setup: Setup) -> Callable[[str, torch.Tensor], Check]:
+    """What holds a rung's logits against the reference of the same step, beside the error of stock eager."""
+    past = _past(setup)
+    truth = reference.reference_logits(setup.net, setup.cache, setup.token, setup.ctx)
+    eager = cells.logits_of(arms.prepare("eager", past))
+    return lambda name, logits: reference.check(name, logits, eager, truth)
+
+
+def _past(setup: Setup) -> Setup:
+    """`setup` for the stock step, whose cache must not hold the token that it decodes."""
+    decode.crop(setup.cache, setup.ctx - 1)
+    return replace(setup, ctx=setup.ctx - 1)
+
+
+def _makers(names: list[str], setup: Setup) -> Makers:
+    def make(name: str) -> Step:
+        return arms.prepare(name, _past(setup) if name == "eager" else setup)
+
+    return {name: partial(make, name) for name in names}
+
+
+def _fused(names: list[str], setup: Setup) -> Makers:
+    """The fused rungs, all from one load of the weights, which empties `setup.net`."""
+    from decodegap import fused
+
+    loaded = cache(lambda: fused.load(setup))
+
+    def make(name: str) -> Step:
+        fused.require(setup.device)
+        if name == plan_ladder.INT4:
+            raise UnsupportedError("the fused step has no int4 weights in this version")
+        from decodegap.fused.step import capture  # which needs Triton
+
+        overlapping = name == plan_ladder.FUSED[-1]
+        if overlapping and not fused.can_overlap(setup.device):
+            raise UnsupportedError("this card has no programmatic launch; its fused step is the rung fused-plain")
+        return capture(loaded(), fused.tiles_for(setup), pdl=overlapping)
+
+    return {name: partial(make, name) for name in names}
+
+
+def _timed(bench: Bench, makers: Makers) -> dict[str, Step]:
+    """Prepare, check and time each rung; those that came through, in the order of the ladder."""
+    steps = {}
+    for name, make in makers.items():
+        try:
+            with bench.found.timed(f"prepare {name}"):
+                step = make()
+            _check(bench, name, step)
+        except UnsupportedError as error:
+            bench.found.refused[name] = str(error)
+            continue
+        with bench.found.timed(f"measure {name}"):
+            series = timing.measure_sustained(
+                name,
+                step,
+                bench.target,
+                bench.task.protocol,
+                energy_mj=cells.energy_counter(bench.device),
+                state=lambda: machine.state(bench.device),
+            )
+        bench.found.series.append(series)
+        steps[name] = step
+    return {name: steps[name] for name in plan_ladder.RUNGS if name in steps}
+
+
+def _check(bench: Bench, name: str, step: Step) -> None:
+    """Raise `UnsupportedError` if the rung's logits are wrong, or not those of the token that it was given."""
+    result = bench.judge(name, cells.logits_of(step))
+    bench.found.checks.append(result)
+    if not result.passed:
+        raise UnsupportedError(f"not timed, because its check failed: {reference.failure(result)}")
+    if reason := attest.not_fresh(name, step, bench.target):
+        raise UnsupportedError(f"not timed: {reason}")
+
+
+def _prove(bench: Bench, steps: Mapping[str, Step]) -> None:
+    """Note with each rung's series which kernels ran, and in one session where its step goes."""
+    task, found = bench.task, bench.found
+    if not steps:
+        return
+    with found.timed(f"attest {' '.join(steps)}"):
+        for name, step in steps.items():
+            ran = attest.ran(step, bench.target)
+            index = next(index for index, series in enumerate(found.series) if series.arm == name)
+            found.series[index] = found.series[index].model_copy(update={"ran": ran})
+            if reason := _other_work(name, ran, task):
+                found.void(f"{name}: {reason}")
+    if task.session != DISSECTED_SESSION or found.read is None or found.outcome != "ok":
+        return
+    series = {each.arm: each for each in found.series}
+    with found.timed(f"anatomy {' '.join(steps)}"):
+        found.anatomy += anatomy.measure(
+            [(series[name], step) for name, step in steps.items()],
+            task.cell,
+            models.lookup(task.cell.model),
+            bench.target,
+            found.read.gb_s,
+            trace_dir=anatomy_cli.trace_dir(),
+        )
+
+
+def _other_work(name: str, ran: Ran, task: Task) -> str:
+    """What ran in a rung's step that should not have, or did not and should have; "" if nothing."""
+    if name not in plan_ladder.OWN:
+        pinned = task.cell.sdpa in ("auto", ran.sdpa)
+        return "" if pinned else f"SDPA was pinned to {task.cell.sdpa} but {ran.sdpa} ran ({ran.evidence})"
+    expected = ledger.own_launches(models.lookup(task.cell.model).config)
+    if "combine" not in ran.kernels:
+        del expected["combine"]
+    differing = attest.differences(Counter(expected), Counter(ran.kernels))
+    told = attest.describe({kernel: list(launches) for kernel, launches in differing.items()})
+    return f"it ran other kernels than its own (expected against seen): {told}" if differing else ""
+
+
+def _conclude(names: tuple[str, ...], found: "Findings") -> None:
+    """Put everything into the ladder's order; raise `UnsupportedError` if no rung was timed."""
+    place = {name: index for index, name in enumerate(plan_ladder.RUNGS)}
+    found.series.sort(key=lambda series: place[series.arm])
+    found.checks.sort(key=lambda check: place[check.arm])
+    found.anatomy.sort(key=lambda each: place[each.arm])
+    if not found.series:
+        raise UnsupportedError("; ".join(f"{name}: {found.refused[name]}" for name in names))
+    found.ran = found.series[0].ran
+
+
+def _release() -> None:
+    """Give back what dropped steps held: a graph keeps memory of its own."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
