@@ -16,7 +16,7 @@ Measure = Literal[
     "cells-measured", "pair-ratio", "pair-ratio-min", "pair-saving-ms", "step-ms", "quantised-order",
     "quantised-gain", "quantised-kept-promise", "quantised-over-floor", "quantised-attested", "weight-gb", "kv-kib",
     "floor-ms", "read-share", "attested", "graph-over-floor", "residual",
-    "checks-passed", "auto-over-eager", "energy-ratio",
+    "checks-passed", "auto-over-eager", "energy-ratio", "rung-gain",
 ]  # fmt: skip
 MEASURES: tuple[str, ...] = get_args(Measure)
 SPECIAL_GPUS = ("each", "study", "none")  # every GPU with records; the study's four together; arithmetic
@@ -34,7 +34,7 @@ class Claim(BaseModel):
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{1,40}$")]
     source: Literal["study", "ours"]
-    experiment: Literal["baseline", "graphs", "quantised", "none"]
+    experiment: Literal["baseline", "graphs", "quantised", "ladder", "none"]
     shown: Text
     text: Text
     kind: Literal["absolute", "ratio", "ordering"]

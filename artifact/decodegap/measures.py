@@ -17,7 +17,7 @@ from decodegap.schema import Anatomy, Record
 Evidence = Mapping[str, Sequence[Record]]  # GPU slug -> its records, all of one store
 
 EAGER, GRAPH = "eager-pinned", "graph"
-GRAPH_LAUNCHED = ("graph", "graph-static", "graph-stock", "compiled")
+GRAPH_LAUNCHED = ("graph", "graph-static", "graph-stock", "compiled", "fused-plain", "fused", "fused-int4")
 QUANTISED = ("bf16", "bnb-nf4", "awq-marlin", "gptq-exllamav2")
 STUDY_CELLS = 12  # three models by four contexts
 MIN_FOR_RANGE = 2
@@ -57,8 +57,8 @@ def step_ms(claim: Claim, records: Sequence[Record]) -> Found | None:
 
 
 def fraction(claim: Claim, records: Sequence[Record]) -> Found | None:
-    """Published floor over the mean step of the claim's baseline cell."""
-    rows = _of_cell(claim, _rows(records, "baseline", claim.arm))
+    """Published floor over the mean step of the claim's cell and arm."""
+    rows = _of_cell(claim, _rows(records, claim.experiment, claim.arm))
     values = [row.fraction_published for row in rows if row.fraction_published is not None]
     if not values:
         return None
@@ -160,6 +160,13 @@ def auto_over_eager(claim: Claim, records: Sequence[Record]) -> Found | None:
     slow = _step(records, "graphs", claim.model, claim.ctx, "eager-auto")
     fast = _step(records, "graphs", claim.model, claim.ctx, "eager")
     return Found(slow / fast, f"{slow:.1f} over {fast:.1f} ms") if slow and fast else None
+
+
+def rung_gain(claim: Claim, records: Sequence[Record]) -> Found | None:
+    """The fused bf16 step over the claim's rung's."""
+    slow = _step(records, "ladder", claim.model, claim.ctx, "fused")
+    fast = _step(records, "ladder", claim.model, claim.ctx, claim.arm or "")
+    return Found(slow / fast, f"{slow:.2f} over {fast:.2f} ms") if slow and fast else None
 
 
 def energy_ratio(claim: Claim, records: Sequence[Record]) -> Found | None:
@@ -309,6 +316,7 @@ OF_ONE_GPU: dict[str, Callable[[Claim, Sequence[Record]], Found | None]] = {
     "checks-passed": checks_passed,
     "auto-over-eager": auto_over_eager,
     "energy-ratio": energy_ratio,
+    "rung-gain": rung_gain,
 }
 TOGETHER: dict[str, Callable[[Claim, Evidence], Found | None]] = {"falling": falling, "valid-cells": valid_cells}
 ARITHMETIC: dict[str, Callable[[Claim], Found]] = {"weight-gb": weight_gb, "kv-kib": kv_kib, "floor-ms": floor_ms}
