@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from decodegap import execute, experiment, gpus, plan, publish, records, runner, verbs_review
+from decodegap import execute, experiment, gpus, plan, publish, records, runner, verbs_fused, verbs_review
 from decodegap.errors import (
     BadInputError,
     BadRecordError,
@@ -270,6 +270,7 @@ VERBS: dict[str, Callable[[Context], None]] = {
     "clean": clean,
     "lab": lab,
     **verbs_review.VERBS,
+    **verbs_fused.VERBS,
 }
 MEASURING = ("measure", "reproduce")
 

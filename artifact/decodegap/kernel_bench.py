@@ -1,0 +1,131 @@
+"""What each kernel of the fused step costs on this card: bytes, time alone and in the step, bandwidth, registers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from decodegap import models, plan, plan_ladder
+from decodegap.errors import BadInputError
+from decodegap.floor import floor_ms
+
+if TYPE_CHECKING:
+    from decodegap.fused.bench import KernelTime
+    from decodegap.fused.compiled import Built
+
+HEADERS = (
+    "kernel", "launches", "MB", "target us", "alone us", "GB/s", "of read", "missed us", "registers", "spills",
+    "shared",
+)  # fmt: skip
+SETTINGS = "MODEL and CTX"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One kernel of a step, a launch: `target_us` is what its bytes take at the card's read bandwidth.
+
+    `alone_us` is its time in a graph of nothing else, `missed_us` what the whole step loses with it left out.
+    """
+
+    kernel: str
+    launches: int
+    n_bytes: int
+    target_us: float
+    alone_us: float
+    missed_us: float
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+
+    @property
+    def gb_s(self) -> float:
+        """Bytes it must read over its time alone."""
+        return self.n_bytes / self.alone_us / 1e3
+
+    def texts(self, read_gb_s: float) -> tuple[str, ...]:
+        """The line as people read it."""
+        return (
+            self.kernel, str(self.launches), f"{self.n_bytes / 1e6:.2f}", f"{self.target_us:.1f}",
+            f"{self.alone_us:.1f}", f"{self.gb_s:.0f}", f"{self.gb_s / read_gb_s:.2f}", f"{self.missed_us:.1f}",
+            str(self.registers), str(self.spilled_bytes), str(self.shared_bytes),
+        )  # fmt: skip
+
+
+def cell(env: Mapping[str, str]) -> tuple[str, int]:
+    """The model and context that MODEL and CTX in `env` ask for, by default the first of the ladder.
+
+    Raises `BadInputError`.
+    """
+    first = next(iter(plan_ladder.CONTEXTS))
+    req = plan.request(models=env.get("MODEL") or first, contexts=env.get("CTX") or plan_ladder.CONTEXTS[first][0])
+    if len(req.models) != 1 or len(req.contexts) != 1:
+        raise BadInputError(f"{SETTINGS}: give one of each")
+    model = models.lookup(req.models[0])
+    if req.contexts[0] > (longest := int(model.config["max_position_embeddings"])):
+        raise BadInputError(f"CTX: {req.contexts[0]} is beyond the {longest} positions of {model.slug}")
+    return model.slug, req.contexts[0]
+
+
+def joined(times: Sequence["KernelTime"], built: Sequence["Built"], read_gb_s: float) -> list[Line]:
+    """Each kernel's times beside what the compiler made of it (of two variants, the one with more registers)."""
+    made: dict[str, Built] = {}
+    for each in built:
+        name = each.kernel.name
+        if name not in made or each.registers > made[name].registers:
+            made[name] = each
+    return [
+        Line(
+            kernel=each.kernel,
+            launches=each.launches,
+            n_bytes=each.bytes,
+            target_us=floor_ms(each.bytes, read_gb_s) * 1e3,
+            alone_us=each.only_us,
+            missed_us=each.skip_us,
+            registers=made[each.kernel].registers,
+            spilled_bytes=made[each.kernel].spilled_bytes,
+            shared_bytes=made[each.kernel].shared_bytes,
+        )
+        for each in times
+    ]
+
+
+def table(lines: Sequence[Line], read_gb_s: float) -> Iterator[str]:
+    """The lines as a Markdown table, and the sum that a step's launches make."""
+    yield f"| {' | '.join(HEADERS)} |"
+    yield f"| --- |{' ---: |' * (len(HEADERS) - 1)}"
+    yield from (f"| {' | '.join(line.texts(read_gb_s))} |" for line in lines)
+    whole = {name: sum(getattr(line, name) * line.launches for line in lines) for name in
+             ("n_bytes", "target_us", "alone_us", "missed_us")}  # fmt: skip
+    yield (
+        f"a step: {whole['n_bytes'] / 1e9:.3f} GB, target {whole['target_us'] / 1e3:.3f} ms, kernels alone "
+        f"{whole['alone_us'] / 1e3:.3f} ms, missed {whole['missed_us'] / 1e3:.3f} ms"
+    )
+
+
+def measured(model: str, ctx: int, gpu: str) -> Iterator[str]:
+    """The benchmark on the card that is here, line by line. Raises `UnsupportedError` where the step cannot run."""
+    from decodegap import fused
+
+    fused.require("cuda")
+    import torch
+
+    from decodegap import probes
+    from decodegap.fused import bench
+    from decodegap.fused.compiled import compile_only
+    from decodegap.fused.step import capture
+    from decodegap.fused.tiles import load_tiles
+
+    pdl, tiles = fused.can_overlap("cuda"), load_tiles(model, gpu, ctx)
+    read = probes.read_bandwidth("cuda", 0)
+    yield f"{model} at {ctx} tokens on {gpu}; read bandwidth {read.gb_s:.0f} GB/s ({read.kernel})"
+    yield f"tiles: {tiles.source}"
+    with torch.inference_mode():
+        loaded, truth = bench.start(model, ctx)
+        major, minor = torch.cuda.get_device_capability()
+        built = compile_only(loaded.shape, [tiles], capacity=loaded.capacity, pdl=pdl,
+                             capability=10 * major + minor, workers=1)  # fmt: skip
+        for early in dict.fromkeys((pdl, False)):
+            step = capture(loaded, tiles, pdl=early)
+            kind = "with programmatic launch" if early else "plain"
+            step_ms = bench.loop_ms(step, "cuda")
+            yield f"{kind}: {step_ms:.3f} ms back to back; {bench.check_line(step, truth)}"
+        yield from table(joined(list(bench.kernel_times(loaded, tiles, pdl=pdl)), built, read.gb_s), read.gb_s)

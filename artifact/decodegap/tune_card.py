@@ -1,0 +1,208 @@
+"""How the tuner asks a real card: which models, compiled how, timed how, and where the tiles that it finds are kept."""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from decodegap import models, plan, plan_ladder, records, runner, tune
+from decodegap.errors import BadInputError, NotMeasuredError
+from decodegap.fused.search import ORDER, candidates
+from decodegap.fused.shape import shape_of
+from decodegap.fused.tiles import FOLDER, Tile, Tiles, load_tiles, to_toml
+from decodegap.session import versions
+from decodegap.tune import Card, Say
+
+if TYPE_CHECKING:
+    from decodegap.fused.bench import Truth
+    from decodegap.fused.launches import Kernel
+    from decodegap.fused.layout import Loaded
+
+SECONDS = 120  # a model and context; a round over some 400 candidates takes about half of it
+MOST_SECONDS = 86_400
+QUICK_STEPS, CLOSE_STEPS = 8, 40
+TUNED_ON = (
+    *("__init__.py", "kernels.py", "launches.py", "layout.py", "shape.py", "step.py"),
+    "search.py",
+)  # what a journal's times depend on
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user asks for: models with contexts, seconds for each, which kernels, and whether to keep the result."""
+
+    cells: tuple[tuple[str, int], ...]
+    seconds: int
+    kernels: tuple[str, ...]
+    write: bool
+
+
+def wish(env: Mapping[str, str]) -> Wish:
+    """The settings MODEL, CTX, SECONDS, KERNELS and WRITE in `env`, checked; raises `BadInputError`."""
+    req = plan.request(models=env.get("MODEL", ""), contexts=env.get("CTX", ""))
+    chosen = req.models or tuple(plan_ladder.CONTEXTS)
+    cells = [(slug, ctx) for slug in chosen for ctx in req.contexts or plan_ladder.CONTEXTS.get(slug, (2048,))]
+    for slug, ctx in cells:
+        model = models.lookup(slug)
+        shape_of(model.config)
+        if ctx > (longest := int(model.config["max_position_embeddings"])):
+            raise BadInputError(f"CTX: {ctx} is beyond the {longest} positions of {slug}")
+    kernels = tuple(env.get("KERNELS", "").replace(",", " ").split()) or ORDER
+    for name in kernels:
+        if name not in ORDER:
+            raise BadInputError(f"KERNELS: {name[:60]!r} is none of {', '.join(ORDER)}")
+    if (write := env.get("WRITE", "")) not in ("", "0", "1"):
+        raise BadInputError(f"WRITE: {write[:60]!r}; give 1 to keep the tiles that are found")
+    seconds = plan.positive("SECONDS", env.get("SECONDS") or SECONDS, MOST_SECONDS)
+    return Wish(tuple(cells), seconds, kernels, write == "1")
+
+
+def tune_all(asked: Wish, gpu: str, store: Path, say: Say = print) -> None:
+    """Tune every model and context that was asked for on the card that is here, one after the other.
+
+    Raises `UnsupportedError` where the fused step cannot run, and `StoreError` where another run measures.
+    """
+    from decodegap import fused
+
+    fused.require("cuda")
+    with runner.hold(store):
+        for model, ctx in asked.cells:
+            say(f"{model} at {ctx} tokens: {asked.seconds} s for {', '.join(asked.kernels)}")
+            found = _tune_one(model, ctx, asked, gpu, store=store, say=say)
+            print(to_toml(model, ctx, found), flush=True)
+            if asked.write:
+                say(f"kept in {keep(model, ctx, found, gpu)}")
+
+
+def _tune_one(model: str, ctx: int, asked: Wish, gpu: str, *, store: Path, say: Say) -> Tiles:
+    import torch
+
+    from decodegap import fused
+    from decodegap.fused import bench
+
+    pdl = fused.can_overlap("cuda")
+    start = load_tiles(model, gpu, ctx)
+    with torch.inference_mode():
+        loaded, truth = bench.start(model, ctx)
+        options = {name: candidates(name, loaded.shape, ctx) for name in asked.kernels}
+        say(f"compiling {sum(map(len, options.values()))} candidates with {os.cpu_count()} processes")
+        rejected = unfit(loaded, start, options, pdl=pdl)
+        say(f"{len(rejected)} of them spill registers or do not compile, and are left out")
+        conditions = {"gpu": gpu, "model": model, "ctx": ctx, "pdl": pdl, **_software()}
+        digest = hashlib.sha256(repr(sorted(conditions.items())).encode()).hexdigest()[:8]
+        book = tune.journal(store / gpu / "tuning" / f"{model}_{ctx}_{digest}.jsonl", conditions)
+        if book.known:
+            say(f"{len(book.known)} comparisons are known from earlier runs")
+        card = card_of(loaded, truth, rejected, pdl=pdl)
+        best = tune.descend(start, options, card, book, seconds=asked.seconds, say=say)
+        before_ms, after_ms = card.compare(start, best, True)
+    say(f"{before_ms:.4f} ms with the first tiles, {after_ms:.4f} ms with the best; {os.path.relpath(book.path)}")
+    return replace(best, source=f"make tune on {gpu}, {_software()['triton']}: {after_ms:.3f} ms back to back")
+
+
+def card_of(loaded: "Loaded", truth: "Truth", rejected: Mapping[tuple[str, Tile], str], *, pdl: bool) -> Card:
+    """The card that is here, with this model loaded."""
+    from decodegap.arms import Step
+    from decodegap.fused import bench
+    from decodegap.fused.step import capture
+
+    kept: dict[Tiles, Step] = {}  # the best tiles' graph, which every comparison needs
+
+    def step_of(best: Tiles) -> Step:
+        if best not in kept:
+            kept.clear()
+            kept[best] = capture(loaded, best, pdl=pdl)
+        return kept[best]
+
+    def compare(best: Tiles, candidate: Tiles, closely: bool) -> tuple[float, float]:
+        steps = CLOSE_STEPS if closely else QUICK_STEPS
+        standing = step_of(best)
+        before_ms = bench.loop_ms(standing, "cuda", steps)
+        try:
+            step = capture(loaded, candidate, pdl=pdl)
+            step_ms = bench.loop_ms(step, "cuda", steps)
+            if not closely:
+                return before_ms, step_ms
+            again_ms = bench.loop_ms(step, "cuda", steps)
+            return (before_ms + bench.loop_ms(standing, "cuda", steps)) / 2, (step_ms + again_ms) / 2
+        except Exception:
+            _alive(standing)
+            raise
+
+    def _alive(standing: Step) -> None:
+        try:
+            bench.loop_ms(standing, "cuda", 1)
+        except Exception as error:  # noqa: BLE001 - a driver throws what it likes
+            raise NotMeasuredError(
+                f"the card no longer runs what it ran before ({type(error).__name__}); what was tried is kept, and the "
+                "same command goes on from here"
+            ) from None
+
+    def fault(candidate: Tiles) -> str:
+        line = bench.check_line(capture(loaded, candidate, pdl=pdl), truth)
+        return "" if line.startswith("ok") else line
+
+    return Card(compare, fault, rejected)
+
+
+def unfit(
+    loaded: "Loaded", start: Tiles, options: Mapping[str, Sequence[Tile]], *, pdl: bool
+) -> dict[tuple[str, Tile], str]:
+    """Compile every option in parallel; those that spill registers or do not compile, with the reason."""
+    import torch
+
+    from decodegap.fused.compiled import compile_only
+    from decodegap.fused.launches import kernels_of
+
+    major, minor = torch.cuda.get_device_capability()
+    pairs = [(name, tile) for name, tiles in options.items() for tile in tiles]
+    built = compile_only(
+        loaded.shape,
+        [start, *(start.having(name, tile) for name, tile in pairs)],
+        capacity=loaded.capacity,
+        pdl=pdl,
+        capability=10 * major + minor,
+        workers=os.cpu_count() or 1,
+    )
+    bad = {_identity(each.kernel): each.error or f"spills {each.spilled_bytes} bytes a thread" for each in built
+           if each.error or each.spilled_bytes}  # fmt: skip
+    found = {}
+    for name, tile in pairs:
+        kernels = kernels_of(loaded.shape, start.having(name, tile), capacity=loaded.capacity, pdl=pdl)
+        mine = [kernels[name], *([kernels["combine"]] if name == "attention" and "combine" in kernels else [])]
+        reasons = [bad[identity] for identity in map(_identity, mine) if identity in bad]
+        if reasons:
+            found[name, tile] = reasons[0]
+    return found
+
+
+def _identity(kernel: "Kernel") -> tuple[object, ...]:
+    return kernel.function, *sorted(kernel.constants.items()), kernel.warps, kernel.maxnreg
+
+
+def keep(model: str, ctx: int, tiles: Tiles, gpu: str, folder: Path = FOLDER) -> str:
+    """Put `tiles` into the data file of `gpu`, in place of the entry of this model and context; return its name.
+
+    The other entries and the file's comments stay as they are. Raises `StoreError`.
+    """
+    path = folder / f"{gpu}.toml"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    entry = to_toml(model, ctx, tiles)
+    head = re.escape(entry.splitlines()[0])
+    block = re.compile(rf"^{head}\n(?:(?!\[).+\n?)*", re.MULTILINE)
+    changed, count = block.subn(lambda _: entry, text)
+    if not count:
+        changed = text + ("\n" if text else "") + entry
+    records.write_atomically(path, changed.encode())
+    return path.name
+
+
+def _software() -> dict[str, str]:
+    """Versions of compiler and library, and a hash of the sources that a time depends on."""
+    here = Path(__file__).resolve().parent / "fused"
+    digest = hashlib.sha256(b"".join((here / name).read_bytes() for name in TUNED_ON)).hexdigest()[:12]
+    found = versions()
+    return {"torch": found.get("torch", ""), "triton": f"Triton {found.get('triton', '')}", "sources": digest}

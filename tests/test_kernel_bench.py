@@ -1,0 +1,77 @@
+"""Whether the table of kernels adds up, and its settings are checked; what fills it needs a GPU."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from decodegap import kernel_bench, models
+from decodegap.errors import BadInputError
+from decodegap.fused.compiled import Built
+from decodegap.fused.launches import kernels_of
+from decodegap.fused.shape import TILED, kernel_bytes, launches, shape_of
+from decodegap.fused.tiles import load_tiles
+
+SHAPE = shape_of(models.lookup("qwen2.5-7b").config)
+READ_GB_S = 4340.0
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """The fields of fused.bench.KernelTime, which cannot be imported without Triton."""
+
+    kernel: str
+    launches: int
+    bytes: int
+    only_us: float
+    skip_us: float
+
+
+def lines() -> list[kernel_bench.Line]:
+    sizes, counts = kernel_bytes(SHAPE, 2048), launches(SHAPE)
+    times = [KernelTime(name, counts[name], sizes[name], only_us=10.0, skip_us=12.0) for name in TILED]
+    kernels = kernels_of(SHAPE, load_tiles("qwen2.5-7b", "h200", 2048), capacity=4096, pdl=True)
+    built = [Built(kernel, registers=registers) for kernel in kernels.values() for registers in (64, 71)]
+    return kernel_bench.joined(times, built, READ_GB_S)
+
+
+def test_each_kernel_has_its_bytes_target_and_registers() -> None:
+    found = {line.kernel: line for line in lines()}
+    assert tuple(found) == TILED
+    pairs = 2 * 18944 * 3584 + 3584
+    assert found["gate_up"].n_bytes == 2 * pairs
+    assert found["gate_up"].target_us == pytest.approx(2 * pairs / READ_GB_S / 1e3)
+    assert found["gate_up"].gb_s == pytest.approx(2 * pairs / 10.0 / 1e3)
+    assert {line.registers for line in found.values()} == {71}  # of the two variants, the one that takes more
+
+
+def test_the_sum_is_the_steps_bytes() -> None:
+    *_, total = kernel_bench.table(lines(), READ_GB_S)
+    streamed = models.lookup("qwen2.5-7b").streamed_bytes("bfloat16") + models.lookup("qwen2.5-7b").kv_bytes(
+        2048, "bfloat16"
+    )
+    assert total.startswith(f"a step: {streamed / 1e9:.3f} GB, target {streamed / READ_GB_S / 1e6:.3f} ms")
+
+
+def test_every_line_has_a_text_for_each_header() -> None:
+    head, rule, *body, _ = kernel_bench.table(lines(), READ_GB_S)
+    assert {text.count("|") for text in (head, rule, *body)} == {len(kernel_bench.HEADERS) + 1}
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        ({"MODEL": "gpt-9"}, "'gpt-9'"),
+        ({"MODEL": "qwen2.5-7b,llama-3.1-8b"}, "one of each"),
+        ({"CTX": "1,2"}, "one of each"),
+        ({"CTX": "99999999"}, "CONTEXTS: '99999999'"),
+        ({"CTX": "50000", "MODEL": "mistral-7b"}, "beyond"),
+    ],
+)
+def test_bad_settings_are_one_line(env: dict[str, str], named: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        kernel_bench.cell(env)
+    assert named in str(caught.value)
+
+
+def test_the_first_cell_of_the_ladder_is_the_usual_one() -> None:
+    assert kernel_bench.cell({}) == ("qwen2.5-7b", 2048)
