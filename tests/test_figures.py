@@ -69,6 +69,7 @@ def test_without_the_style_sheet_is_one_line(
 def test_goldens_are_all_used() -> None:
     launched = ("ab", "ab-sessions", "arms", "anatomy", "ledger", "predictions", "cpu-ab", "cpu-anatomy")
     launched = (*launched, *(f"{pre}{name}" for pre in ("", "cpu-") for name in ("quantised", "projections", "why")))
+    launched = (*launched, "ladder", "cpu-ladder")
     tables = {f"{name}.{kind}" for name in ("grid", "grid_yours", "cpu", *launched) for kind in ("md", "csv", "tex")}
     drawn = (
         "fraction",
@@ -82,6 +83,8 @@ def test_goldens_are_all_used() -> None:
         "cpu-anatomy",
         "quantised",
         "cpu-quantised",
+        "ladder",
+        "cpu-ladder",
     )
     assert {path.name for path in GOLDEN.iterdir()} == tables | {f"{name}.svg" for name in drawn} | {"numbers.tex"}
 

@@ -18,7 +18,7 @@ from decodegap import plan, records, report
 from decodegap.errors import BadInputError, BadRecordError
 from decodegap.paths import HERE, Places
 
-DRAWN = ("fraction", "context", "heatmap", "anatomy", "ratios", "dispatch", "quantised")
+DRAWN = ("fraction", "context", "heatmap", "anatomy", "ratios", "dispatch", "quantised", "ladder")
 MADE = (
     "grid",
     "actions",
@@ -27,6 +27,7 @@ MADE = (
     "arms",
     "anatomy",
     "ledger",
+    "ladder",
     "predictions",
     "quantised",
     "projections",
@@ -236,7 +237,7 @@ def test_the_notebook_runs_in_a_checkout_and_shows_every_figure_at_its_print_siz
     cells = [cell for cell in json.loads(out.read_text())["cells"] if cell["cell_type"] == "code"]
     shown = [output["data"] for cell in cells for output in cell["outputs"] if "data" in output]
     assert sum("image/png" in data for data in shown) == len(DRAWN) + 1
-    assert sum("text/markdown" in data for data in shown) == 14
+    assert sum("text/markdown" in data for data in shown) == 15
     assert names(checkout / "figures") == FIGURES | {"paper.mplstyle"}
 
 

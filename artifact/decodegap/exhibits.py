@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from decodegap import (
     figures,
+    figures_ladder,
     figures_launch,
     figures_quant,
     predict,
@@ -18,6 +19,7 @@ from decodegap import (
     tables_ab,
     tables_anatomy,
     tables_arms,
+    tables_ladder,
     tables_predictions,
     tables_quant,
     tables_review,
@@ -65,6 +67,7 @@ TABLES: dict[str, Maker] = {
     "arms": lambda view: tables_arms.arms(view.frame, view.kept),
     "anatomy": lambda view: tables_anatomy.parts(view.frame, view.kept),
     "ledger": lambda view: tables_anatomy.byte_ledger(view.frame, view.kept),
+    "ladder": lambda view: tables_ladder.rungs(view.frame, view.kept),
     "predictions": lambda view: tables_predictions.predictions(view.frame, view.published, view.fitted),
     "quantised": lambda view: tables_quant.quantised(view.frame, view.published),
     "projections": lambda view: tables_quant.projections(view.frame, view.kept),
@@ -78,6 +81,7 @@ FIGURES: dict[str, Drawer] = {
     "ratios": lambda view: figures_launch.ratios(view.kept, view.published),
     "dispatch": lambda view: figures_launch.dispatch(view.kept),
     "quantised": lambda view: figures_quant.quantised(quant_results.lines(view.frame, view.published)),
+    "ladder": lambda view: figures_ladder.rungs(view.frame, view.kept),
 }
 CPU_TABLES: dict[str, Maker] = {
     "cpu": lambda view: tables.cpu(view.frame),
@@ -86,20 +90,26 @@ CPU_TABLES: dict[str, Maker] = {
     "cpu-quantised": lambda view: tables_quant.cpu_quantised(view.frame),
     "cpu-projections": lambda view: tables_quant.projections(view.frame, view.kept, cpu=True),
     "cpu-why": lambda view: tables_quant.why(view.frame, view.kept, cpu=True),
+    "cpu-ladder": lambda view: tables_ladder.cpu_rungs(view.frame, view.kept),
 }
 CPU_FIGURES: dict[str, Drawer] = {
     "cpu": lambda view: figures.cpu(view.frame),
     "cpu-ab": lambda view: figures_launch.cpu_ratios(view.kept),
     "cpu-anatomy": lambda view: figures_launch.anatomy(view.kept),
     "cpu-quantised": lambda view: figures_quant.quantised(quant_results.lines(view.frame, None, cpu=True)),
+    "cpu-ladder": lambda view: figures_ladder.cpu_rungs(view.frame, view.kept),
 }
-OF_EXPERIMENT = {"cpu": "baseline", **{f"cpu-{name}": "quantised" for name in ("quantised", "projections", "why")}}
+OF_EXPERIMENT = {
+    "cpu": "baseline",
+    **{f"cpu-{name}": "quantised" for name in ("quantised", "projections", "why")},
+    "cpu-ladder": "ladder",
+}
 ON_CPU = {
     "grid": "cpu",
     "context": "cpu",
     "ab": "cpu-ab",
     "ratios": "cpu-ab",
-    **{name: f"cpu-{name}" for name in ("anatomy", "quantised", "projections", "why")},
+    **{name: f"cpu-{name}" for name in ("anatomy", "quantised", "projections", "why", "ladder")},
 }
 
 

@@ -82,7 +82,7 @@ def parts(bars: Sequence[Bar]) -> "Figure":
                 at += 1
                 ticks.append((at, bar.label))
                 most = longest * 1.08 if bar.label in CUT and bar.anatomy.step_ms > longest else math.inf
-                left, right = _stack(axes, at, bar.anatomy, most)
+                left, right = stack(axes, at, bar.anatomy, most)
                 leftmost, end = min(leftmost, left), min(right, most)
                 rightmost = max(rightmost, end)
                 axes.text(end + longest * 0.015, at, f"{bar.anatomy.step_ms:.2f}", va="center", ha="left", fontsize=6.5)
@@ -93,8 +93,8 @@ def parts(bars: Sequence[Bar]) -> "Figure":
         axes.set_xlim(leftmost * 1.03, rightmost * 1.15)
         axes.axvline(0, color="black", linewidth=0.6)
         axes.set_xlabel("Step (ms)")
-        shown = [name for name in PART_LOOKS if any(_values(bar.anatomy)[name] for bar in bars)]
-        draw.legend(figure, [_patch(name) for name in shown])
+        shown = [name for name in PART_LOOKS if any(values(bar.anatomy)[name] for bar in bars)]
+        draw.legend(figure, [patch(name) for name in shown])
     return figure
 
 
@@ -171,14 +171,15 @@ def dispatch(points: Sequence[DispatchPoint]) -> "Figure":
     return figure
 
 
-def _values(anatomy: Anatomy) -> dict[str, float]:
+def values(anatomy: Anatomy) -> dict[str, float]:
+    """The parts of a step by name (ms), the residual last."""
     return {**{name: anatomy.parts_ms.get(name, 0.0) for name in PART_LOOKS}, RESIDUAL: anatomy.residual_ms}
 
 
-def _stack(axes: "Axes", at: float, anatomy: Anatomy, most: float) -> tuple[float, float]:
+def stack(axes: "Axes", at: float, anatomy: Anatomy, most: float) -> tuple[float, float]:
     """Draw one bar, cut at `most`; return its ends if it were whole. Negative parts go leftwards from zero."""
     right = left = 0.0
-    for name, ms in _values(anatomy).items():
+    for name, ms in values(anatomy).items():
         colour, hatch = PART_LOOKS[name]
         start = right if ms >= 0 else left
         width = min(ms, max(0.0, most - start))
@@ -190,7 +191,8 @@ def _stack(axes: "Axes", at: float, anatomy: Anatomy, most: float) -> tuple[floa
     return left, right
 
 
-def _patch(name: str) -> Patch:
+def patch(name: str) -> Patch:
+    """The legend's entry for a part."""
     colour, hatch = PART_LOOKS[name]
     return Patch(facecolor=colour, hatch=hatch, edgecolor="black", linewidth=0.4, label=name)
 

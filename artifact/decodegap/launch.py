@@ -16,8 +16,8 @@ from decodegap.stats import Method, Summary
 
 EXPERIMENT = "graphs"
 SAME_WORK = "ab"  # the pair that must do the same work, kernel for kernel and bit for bit
-GRAPH_LAUNCHED = ("graph", "graph-static", "graph-stock", "compiled")
-ARM_ORDER = ("eager", "eager-auto", "eager-pinned", "graph", "graph-static", "graph-stock", "compiled", "fused")
+GRAPH_LAUNCHED = ("graph", "graph-static", "graph-stock", "compiled", "fused-plain", "fused", "fused-int4")
+ARM_ORDER = ("eager", "eager-auto", "eager-pinned", *GRAPH_LAUNCHED)
 
 
 @dataclass(frozen=True)

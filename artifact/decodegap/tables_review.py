@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ACTION_TOKENS = (8, 64, 256)  # a short action, a sentence, a plan
 NOT_ARMS = ("check",)
+AGAIN = ("baseline", "ladder")  # experiments whose arms the launch experiment measures too
 ENERGY_NOTE = (
     "Energy: the card's own counter over a loop of at least 2 s without synchronisation, host not included; "
     f"{DASH}: the card has no counter, or the arm was not looped."
@@ -53,7 +54,7 @@ def claims(verdicts: Sequence[Verdict], records: str) -> Table:
 def actions(frame: "pd.DataFrame", _published: Published) -> Table:
     """Tokens a second, decisions a second and joules a token, per GPU and arm, of the first paper model's contexts."""
     rows = [row for row in from_frame(frame) if row.outcome == "ok" and row.step_ms and row.gpu != "cpu"]
-    rows = [row for row in rows if row.arm not in NOT_ARMS and (row.experiment != "baseline" or not _again(row, rows))]
+    rows = [row for row in rows if row.arm not in NOT_ARMS and (row.experiment not in AGAIN or not _again(row, rows))]
     order = {(row.gpu, row.store, row.model, row.ctx): index for index, row in reversed(list(enumerate(rows)))}
     rows.sort(key=lambda row: order[row.gpu, row.store, row.model, row.ctx])
     return Table(

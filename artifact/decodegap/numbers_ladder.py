@@ -1,0 +1,51 @@
+"""Which numbers the text quotes of the ladder: each rung of the text's own cell, and the fused step in every cell."""
+
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+
+from decodegap import frame, plan_ladder
+from decodegap.numbers import CONTEXT_WORDS, NOT_MEASURED, letters
+from decodegap.numbers_paper import GPU, MODEL, SHORT
+from decodegap.rows import CellRow
+from decodegap.schema import Record
+
+
+def macros(shipped: Sequence[Record]) -> dict[str, str]:
+    """Name -> text of each; `n/m` where nothing is measured, and the same names whatever records there are."""
+    mine = [r for r in shipped if (r.cell.gpu, r.cell.experiment) == (GPU, plan_ladder.EXPERIMENT)]
+    rows = [row for row in frame.cells(frame.sessions(mine, "shipped")) if row.outcome == "ok"]
+    out = {"LadderSessions": str(len({h for row in rows for h in row.records})) if rows else NOT_MEASURED}
+    for model, contexts in plan_ladder.CONTEXTS.items():
+        for ctx in contexts:
+            cell = letters(re.split(r"[^a-z]", model)[0], CONTEXT_WORDS[ctx])
+            here = [row for row in rows if (row.model, row.ctx) == (model, ctx)]
+            limits = [row.floor_achievable_ms for row in here if row.arm != plan_ladder.INT4]
+            out[f"LadderLimit{cell}"] = _text(limits, 2)
+            for arm in plan_ladder.RUNGS if (model, ctx) == (MODEL, SHORT) else plan_ladder.FUSED:
+                out |= _rung([row for row in here if row.arm == arm], letters(*arm.split("-")) + cell)
+    return out | {"LadderGainInt": _gain(rows)}
+
+
+def _rung(rows: Sequence[CellRow], name: str) -> dict[str, str]:
+    sustained = [row.floor_published_ms / row.sustained_ms for row in rows if row.floor_published_ms and
+                 row.sustained_ms]  # fmt: skip
+    return {
+        f"LadderStep{name}": _text([row.step_ms for row in rows], 2),
+        f"LadderFraction{name}": _text([row.fraction_published for row in rows], 2),
+        f"LadderSustained{name}": _text([row.sustained_ms for row in rows], 2),
+        f"LadderSustainedFraction{name}": _text(sustained, 2),
+        f"LadderClock{name}": _text([row.sustained_clock_mhz for row in rows], 0),
+        f"LadderPower{name}": _text([row.sustained_power_w for row in rows], 0),
+    }
+
+
+def _gain(rows: Sequence[CellRow]) -> str:
+    steps = {row.arm: row.step_ms for row in rows if (row.model, row.ctx) == (MODEL, SHORT)}
+    slow, fast = steps.get(plan_ladder.FUSED[-1]), steps.get(plan_ladder.INT4)
+    return f"{slow / fast:.2f}" if slow and fast else NOT_MEASURED
+
+
+def _text(values: Iterable[float | None], decimals: int) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.fmean(known):.{decimals}f}" if known else NOT_MEASURED

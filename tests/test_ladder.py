@@ -1,0 +1,195 @@
+"""Whether the ladder's table, figure, numbers and claims say what its records hold, and what is missing."""
+
+import csv
+import io
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from factory import grid, rehashed, rungs
+from test_figures import GOLDEN_MATPLOTLIB, saved, texts
+from test_tables import STUDY, golden
+
+from decodegap import claims, exhibits, frame, ladder, numbers_ladder, plan_ladder, render, style, verdicts
+from decodegap.exhibits import View
+from decodegap.launch import Kept
+from decodegap.paths import HERE, Places
+from decodegap.schema import Record
+
+SHARED = {"eager": 20.0, "eager-pinned": 18.0, "graph": 6.7, "graph-static": 6.6, "fused-plain": 3.8, "fused": 3.5}
+LONG = {name: 1.1 * step_ms for name, step_ms in SHARED.items()}
+
+
+def gpu_records() -> list[Record]:
+    """A whole ladder of one cell over three sessions, half of one of another, and a grid that has nothing to do."""
+    spread = {1: 1.0, 2: 1.01, 3: 0.99}
+    found = [rungs("rungs", {a: k * ms for a, ms in SHARED.items()}, session=s) for s, k in spread.items()]
+    found += [rungs("compiled", {"compiled": 5.3 * k}, session=s) for s, k in spread.items()]
+    found += [rungs("rungs", LONG, session=2, ctx=16384)]
+    lost = rungs("rungs", {a: ms for a, ms in LONG.items() if a != "fused"}, session=1, ctx=16384)
+    found += [rehashed(lost, refused={"fused": "not timed, because its check failed: it is wrong"})]
+    return [*found, *grid("h200", sessions=1)]
+
+
+def cpu_records() -> list[Record]:
+    found = rungs("rungs", {"eager": 20.0, "eager-pinned": 19.0, "compiled": 15.0}, gpu="cpu", model="qwen2-standin",
+                  ctx=128, read_gb_s=12.0)  # fmt: skip
+    return [rehashed(found, refused=dict.fromkeys(plan_ladder.OWN, "the fused step needs an NVIDIA GPU"))]
+
+
+def view(found: list[Record], *, cpu: bool = False) -> View:
+    folder = Places(Path("checkout")).local / "cpu" / "report" if cpu else None
+    kept = tuple(Kept("yours" if cpu else "shipped", each) for each in found)
+    return View(frame.build([], found) if cpu else frame.build(found), STUDY, folder, kept=kept)
+
+
+@pytest.fixture(scope="module")
+def paper() -> View:
+    return view(gpu_records())
+
+
+@pytest.fixture(scope="module")
+def cpu() -> View:
+    return view(cpu_records(), cpu=True)
+
+
+def lines(table: render.Table, **wanted: object) -> list[dict[str, str]]:
+    found = csv.DictReader(io.StringIO(render.csv_text(table)))
+    return [line for line in found if all(line[key] == str(value) for key, value in wanted.items())]
+
+
+@pytest.mark.parametrize("name", ["ladder", "cpu-ladder"])
+def test_the_table_has_the_golden_bytes_and_a_text_for_each_header(paper: View, cpu: View, name: str) -> None:
+    table = exhibits.table(cpu if name == "cpu-ladder" else paper, name)
+    assert {len(row) for row in table.rows} == {len(table.headers)} == {len(table.numeric)}
+    assert len(table.rows) == len(table.groups) == len(table.data)
+    assert render.latex(table).isascii()
+    golden(f"{name}.md", render.markdown(table).encode())
+    golden(f"{name}.csv", render.csv_text(table).encode())
+    golden(f"{name}.tex", render.latex(table).encode())
+
+
+@pytest.mark.parametrize("name", ["ladder", "cpu-ladder"])
+def test_the_figure_has_the_golden_bytes_and_fits_its_column(paper: View, cpu: View, name: str) -> None:
+    figure = exhibits.figure(cpu if name == "cpu-ladder" else paper, name)
+    assert figure.get_figwidth() == style.COLUMN_IN
+    figure.draw_without_rendering()
+    box = figure.get_tightbbox(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+    assert box.x0 >= -0.02
+    assert box.x1 <= style.COLUMN_IN + 0.02
+    if version("matplotlib") != GOLDEN_MATPLOTLIB:
+        pytest.skip(f"golden pictures are of matplotlib {GOLDEN_MATPLOTLIB}")
+    golden(f"{name}.svg", saved(figure, "svg"))
+
+
+def test_each_rung_says_what_it_removes_from_the_one_below(paper: View) -> None:
+    found = {line["rung"]: line for line in lines(exhibits.table(paper, "ladder"), ctx=2048, model="qwen2.5-7b")}
+    assert tuple(found) == plan_ladder.RUNGS
+    for lower, upper in (("eager-pinned", "graph"), ("graph", "graph-static"), ("fused-plain", "fused")):
+        part = found[upper]["removes"].replace(" ", "_") + "_ms"
+        assert found[upper]["removed_from_ms"] == found[lower][part] != ""
+        assert found[upper]["removed_to_ms"] == found[upper][part]
+    assert found["eager"]["removes"] == ""
+    assert set(ladder.REMOVES) == set(plan_ladder.RUNGS) - {"eager"}
+
+
+def test_the_parts_add_up_to_the_dissected_step(paper: View) -> None:
+    parts = ("floor", "extra_traffic", "kernel_inefficiency", "bubbles", "exposed_host", "residual")
+    dissected = [line for line in lines(exhibits.table(paper, "ladder")) if line["floor_ms"]]
+    assert len(dissected) == 7 + 5
+    for line in dissected:
+        assert sum(float(line[f"{part}_ms"]) for part in parts) == pytest.approx(float(line["dissected_step_ms"]))
+
+
+def test_fractions_are_of_the_published_floor_single_and_sustained(paper: View) -> None:
+    row = next(r for r in exhibits.table(paper, "ladder").rows if r[1:4] == ("Qwen2.5-7B", "2048", "fused"))
+    floor_ms = (15_231_233_024 + 2048 * 57_344) / 4.8e9
+    assert row[5] == "3.500 (range 3.465–3.535)"
+    assert row[6] == f"{floor_ms / 3.5:.3f}"
+    assert row[7] == "3.570"
+    assert row[8] == f"{floor_ms / 3.57:.3f}"
+    assert row[9:11] == ("1830", "699")
+
+
+def test_what_is_absent_says_why(paper: View) -> None:
+    table = exhibits.table(paper, "ladder")
+    long = {row[3]: row[-1] for row in table.rows if row[1:3] == ("Qwen2.5-7B", "16384")}
+    assert long["compiled"] == "missing: not measured"
+    assert long["fused"] == "measured, shipped"  # the other session measured it
+    (int4,) = lines(table, model="qwen2.5-7b", ctx=2048, rung="fused-int4")
+    assert (int4["kind"], int4["step_ms"], int4["reason"]) == ("missing", "", "not measured")
+    unmeasured = [row[1:4] for row in table.rows if row[3] == "all"]
+    assert unmeasured == [("Llama-3.1-8B", "2048", "all"), ("Llama-3.1-8B", "16384", "all"),
+                          ("Mistral-7B-v0.3", "2048", "all")]  # fmt: skip
+
+
+def test_a_rung_that_failed_everywhere_gives_its_reason() -> None:
+    lost = rungs("rungs", {"eager": 20.0})
+    lost = rehashed(lost, refused={"fused": "not timed, because its check failed: it is wrong"})
+    row = next(row for row in exhibits.table(view([lost]), "ladder").rows if row[3] == "fused")
+    assert row[-1] == "missing: unsupported: not timed, because its check failed: it is wrong"
+
+
+def test_hosts_are_never_pooled() -> None:
+    found = view([rungs("rungs", SHARED), rungs("rungs", LONG, session=2, host="bb11")])
+    ladders = ladder.ladders(found.frame, found.kept)
+    assert [each.host for each in ladders] == ["a1b2c3d4e5f60718", "bb11"]
+    assert all("host" in each.name for each in ladders)
+    assert {each.rung("fused").row.sessions for each in ladders if each.rung("fused").row} == {1}
+
+
+def test_a_cpu_has_three_rungs_and_says_why_not_more(cpu: View) -> None:
+    rows = {row[3]: row[-1] for row in exhibits.table(cpu, "cpu-ladder").rows}
+    assert {name for name, source in rows.items() if source == "measured, yours"} == {
+        "eager",
+        "eager-pinned",
+        "compiled",
+    }
+    assert rows["fused"] == "missing: unsupported: the fused step needs an NVIDIA GPU"
+    assert [table.name for table in exhibits.tables_of(cpu)] == ["cpu-ladder"]
+    assert exhibits.name_for(cpu, "ladder") == "cpu-ladder"
+
+
+def test_the_figure_marks_the_limit_and_what_was_not_measured(paper: View) -> None:
+    figure = exhibits.figure(paper, "ladder")
+    shown = texts(figure)
+    assert {"limit", "not measured", "kernel inefficiency", "3.50"} <= set(shown)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == [*plan_ladder.RUNGS] * 2
+
+
+def test_without_records_there_is_a_table_and_an_empty_figure() -> None:
+    empty = view([])
+    assert exhibits.table(empty, "ladder").rows == ()
+    assert exhibits.figure(empty, "ladder").axes
+
+
+def test_numbers_have_the_same_names_with_and_without_records() -> None:
+    some, none = numbers_ladder.macros(gpu_records()), numbers_ladder.macros([])
+    assert set(some) == set(none)
+    assert set(none.values()) == {"n/m"}
+    assert some["LadderStepFusedQwenTwoK"] == "3.50"
+    assert some["LadderFractionFusedQwenTwoK"] == "0.91"
+    assert some["LadderClockFusedQwenTwoK"] == "1830"
+    assert some["LadderGainInt"] == "n/m"
+    assert all(name.isalpha() for name in some)
+
+
+@pytest.mark.parametrize(
+    ("fused_ms", "words"),
+    [(3.7, ("not reproduced", "not reproduced")), (3.5, ("reproduced", "not reproduced")), (3.3, ("reproduced",) * 2)],
+)
+def test_what_the_fused_step_must_reach_is_judged(fused_ms: float, words: tuple[str, str]) -> None:
+    known = claims.load(HERE.claims, STUDY)
+    found = {v.claim.id: v for v in verdicts.judge(known, STUDY, [rungs("rungs", SHARED | {"fused": fused_ms})])}
+    assert (found["fused-qwen-2048"].word, found["fused-qwen-2048-goal"].word) == words
+    assert found["fused-llama-2048"].word == "not measured here"
+    assert found["fused-int4"].word == "not measured here"
+
+
+def test_the_int4_rung_is_held_against_the_fused_one() -> None:
+    known = claims.load(HERE.claims, STUDY)
+    both = [rungs("rungs", SHARED), rungs("int4", {"fused-int4": 1.4})]
+    found = {v.claim.id: v for v in verdicts.judge(known, STUDY, both)}
+    assert found["fused-int4"].value == pytest.approx(2.5)
+    assert (found["fused-int4"].word, found["fused-int4-goal"].word) == ("reproduced", "not reproduced")
