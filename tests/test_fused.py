@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -134,6 +135,31 @@ def test_grids_cover_every_output_and_wants_no_argument_that_has_no_type():
     ]
     dropped = kernels_of(one, separate, capacity=4096, pdl=True, without_wait="o")
     assert [name for name, each in dropped.items() if each.constants.get("WAIT") is False] == ["o"]
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("kernel", "bits", "first"), [("qkv", 16, 5), ("attention", 16, 16), ("o", 16, 4), ("o", 4, 16)]
+)
+def test_kernels_ask_for_weights_before_they_wait_and_do_not_spill(kernel, bits, first, tmp_path, monkeypatch):
+    from decodegap.fused import compiled
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    one = shape_of(models.lookup("qwen2.5-7b").config, bits)
+    tiles = load_tiles("qwen2.5-7b", "h200", 2048, bits)
+    built = kernels_of(one, tiles, capacity=4096, pdl=True)[kernel]
+    cubin = compiled.compiled(built, early=True, capability=90).asm["cubin"]
+    registers, stack = compiled.usage(cubin)
+    assert 24 <= registers <= 168
+    assert stack == 0
+    steps = re.findall(r"^\s+/\*\w+\*/\s+(?:@!?\w+ )?([A-Z0-9]+)", compiled.disassembled(cubin, "-sass"), re.MULTILINE)
+    waiting = steps.index("ACQBULK")
+    assert steps.index("PREEXIT") < steps.index("LDG")
+    assert steps[:waiting].count("LDG") >= first
+    assert "STG" not in steps[:waiting]
+    assert "LDG" in steps[waiting:]
+    plain = kernels_of(one, tiles, capacity=4096, pdl=False)[kernel]
+    assert "griddepcontrol" not in compiled.compiled(plain, early=False, capability=80).asm["ptx"]
 
 
 @needs_triton

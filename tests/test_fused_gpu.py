@@ -15,13 +15,13 @@ pytest.importorskip("triton")
 from decodegap import arms, attest, decode, fused, gpus, models, reference  # noqa: E402
 from decodegap.fused import bench, search, step  # noqa: E402
 from decodegap.fused.compiled import compile_only  # noqa: E402
-from decodegap.fused.layout import ROOM, load  # noqa: E402
+from decodegap.fused.layout import ROOM, as_rounded, load  # noqa: E402
 from decodegap.fused.shape import shape_of  # noqa: E402
 from decodegap.fused.tiles import Attention, default_tiles, load_tiles  # noqa: E402
 
 PDL = fused.can_overlap("cuda")
 QWEN, CTX = "qwen2.5-7b", 2047  # a context that is a multiple of nothing
-HEADS_OF = {"qwen2.5-7b": (14, 2), "llama-3.1-8b": (8, 2), "mistral-7b-v0.3": (4, 4)}
+HEADS_OF = {"qwen2.5-7b": (28, 4), "llama-3.1-8b": (8, 2), "mistral-7b-v0.3": (4, 4)}
 TOKENS = 256  # of the greedy run
 WAITING = ("qkv", "attention", "combine", "o", "gate_up", "down", "lm_head")
 
@@ -36,7 +36,7 @@ def small(slug):
     """A few layers of a model, narrow, with heads of the real size: seconds, not minutes."""
     heads, kv_heads = HEADS_OF[slug]
     model = models.lookup(slug)
-    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 3, "vocab_size": 4096}
+    sizes = {"hidden_size": 1024, "intermediate_size": 2560, "num_hidden_layers": 3, "vocab_size": 4096}
     counts = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 128}
     return replace(model, config=model.config | sizes | counts)
 
@@ -146,19 +146,40 @@ def test_each_wait_is_needed(qwen, kernel):
     assert torch.equal(poisoned(step.capture(loaded, separate, pdl=True)), right)
 
 
+@pytest.mark.parametrize("slug", list(HEADS_OF))
+def test_projections_in_4_bits_compute_what_their_codes_stand_for(slug):
+    setup = setup_of(small(slug), 700)
+    meant = as_rounded(setup.net)
+    exact = reference.reference_logits(meant, setup.cache, setup.token, setup.ctx)
+    past = copy.deepcopy(setup.cache)
+    eager = meant.bfloat16()(input_ids=setup.token, past_key_values=past, use_cache=True).logits[:, -1]
+    loaded = load(setup, capacity=704, bits=4)
+    start = default_tiles(loaded.shape)
+    tries = [start] + [
+        start.having(kernel, tile)
+        for kernel in ("qkv", "o", "gate_up", "down")
+        for tile in search.candidates(kernel, loaded.shape, 700)[:3]
+    ]
+    for tiles in tries:
+        logits = poisoned(step.capture(loaded, tiles, pdl=PDL))
+        found = reference.check("fused-int4", logits, eager, exact)
+        assert found.passed, (tiles, found)
+
+
 def test_no_kernel_spills():
     built = []
     major, minor = torch.cuda.get_device_capability()
     for model in models.with_role("paper"):
-        tiles = [load_tiles(model.slug, "h200", ctx) for ctx in (2048, 16384)]
-        built += compile_only(
-            shape_of(model.config),
-            tiles,
-            capacity=2048 + ROOM,
-            pdl=PDL,
-            capability=10 * major + minor,
-            workers=os.cpu_count() or 1,
-        )
+        for bits, contexts in ((16, (2048, 16384)), (4, (2048,))):
+            tiles = [load_tiles(model.slug, "h200", ctx, bits) for ctx in contexts]
+            built += compile_only(
+                shape_of(model.config, bits),
+                tiles,
+                capacity=2048 + ROOM,
+                pdl=PDL,
+                capability=10 * major + minor,
+                workers=os.cpu_count() or 1,
+            )
     assert not [each for each in built if each.error or each.spilled_bytes]
 
 

@@ -26,7 +26,7 @@ def _inference():
 
 def config_of(slug, **changes):
     model = models.lookup(slug)
-    return replace(model, config=model.config | {"vocab_size": 64} | changes)
+    return replace(model, config=model.config | {"vocab_size": 64, "num_hidden_layers": 1} | changes)
 
 
 def prepared(model, ctx, *, dtype=torch.bfloat16, seed=3):
@@ -64,7 +64,7 @@ def first_logits(setup, tiles=TILES, **options):
 @pytest.mark.parametrize("slug", MODELS)
 @pytest.mark.parametrize("ctx", [1, 2, 37])
 def test_logits_are_as_near_the_truth_as_eager_s_at_the_last_position_of_the_cache(slug, ctx):
-    setup = prepared(config_of(slug), ctx)
+    setup = prepared(config_of(slug, num_hidden_layers=2), ctx)
     exact, eager, _ = truth_and_eager(setup)
     logits, loaded, _ = first_logits(setup)
     found = reference.check("fused", logits, eager, exact)
@@ -95,7 +95,7 @@ def test_every_size_of_a_group_of_heads(heads, kv_heads):
 
 
 def test_it_decodes_token_after_token_into_a_cache_that_grows_to_its_last_position():
-    setup = prepared(config_of("tiny-qwen2"), 30)
+    setup = prepared(config_of("tiny-qwen2", num_hidden_layers=2), 30)
     tokens, theirs, past = [int(setup.token)], [], copy.deepcopy(setup.cache)
     net = copy.deepcopy(setup.net)
     ours, loaded, made = first_logits(setup, capacity=34)
@@ -144,7 +144,7 @@ def test_steps_repeat_bit_for_bit_follow_their_token_and_are_no_leftovers():
 
 @pytest.mark.parametrize("ctx", [3, 50])
 def test_no_way_to_cut_the_work_changes_the_result_by_more_than_rounding(ctx):
-    setup = prepared(config_of("tiny-llama", num_hidden_layers=1), ctx)
+    setup = prepared(config_of("tiny-llama"), ctx)
     exact, eager, _ = truth_and_eager(setup)
     logits, loaded, _ = first_logits(setup)
     narrow = Matvec(rows=16, block=32, warps=1, ahead=1)
@@ -166,7 +166,7 @@ def test_no_way_to_cut_the_work_changes_the_result_by_more_than_rounding(ctx):
 
 
 def test_of_equal_logits_the_first_wins_and_negative_ones_are_ordered():
-    setup = prepared(config_of("tiny-llama", num_hidden_layers=1), 4)
+    setup = prepared(config_of("tiny-llama"), 4)
     _, loaded, made = first_logits(setup)
     last = loaded.buffers.hidden[-1].float()
     towards = last / last.norm() * loaded.gain.view(torch.bfloat16).float().sign()
@@ -186,6 +186,7 @@ def test_weights_move_and_a_net_that_cannot_be_read_is_refused():
     layers = len(layout.load(setup, capacity=8).layers)
     left = sum(parameter.nbytes for parameter in setup.net.parameters())
     shape = shape_of(models.lookup("tiny-qwen2").config)
+    assert layers == 1
     assert before - left == 2 * layers * shape.hidden * (shape.qkv_rows + 2 * shape.inter)
     with pytest.raises(UnsupportedError, match="float32"):
         layout.load(prepared(config_of("tiny-qwen2"), 3, dtype=torch.float32))
@@ -199,7 +200,7 @@ def test_weights_move_and_a_net_that_cannot_be_read_is_refused():
 def wide(**changes):
     """A model whose projections can be held in 4 bits: widths of whole runs."""
     sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 2}
-    return config_of("tiny-qwen2", **sizes, head_dim=64, num_hidden_layers=1, **changes)
+    return config_of("tiny-qwen2", **sizes, head_dim=64, **changes)
 
 
 @pytest.mark.parametrize("block", [1024, 512])
