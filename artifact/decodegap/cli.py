@@ -173,7 +173,10 @@ def _state(ctx: Context, task: Task) -> str:
     except BadRecordError as error:
         return f"will be measured again: {str(error).split(': ', 1)[-1]}"
     if record is not None:
-        return "measured" if record.outcome == "ok" else f"{record.outcome}: {'; '.join(record.reasons)}"
+        if record.outcome == "ok":
+            return "measured"
+        again = os.path.relpath(records.path_of(ctx.store, task.cell, task.session))
+        return f"{record.outcome}: {'; '.join(record.reasons)}; remove {again} to try again"
     if runner.refused(task, ctx.store):
         return "unsupported: an earlier session of it says why"
     if ctx.measurable:

@@ -208,9 +208,9 @@ def _data(line: Line) -> dict[str, Any]:
 def _projection_row(each: Checked) -> tuple[str, ...]:
     by = {projection.kind: projection for projection in each.projections}
     texts = [text for kind in KINDS for text in
-             ((number(by[kind].us), f"{by[kind].gb_s:.0f}") if kind in by else (DASH, DASH))]  # fmt: skip
+             ((number(by[kind].us), number(by[kind].gb_s)) if kind in by else (DASH, DASH))]  # fmt: skip
     check = each.check
-    error = DASH if check is None else f"{number(check.error)} ({check.error / check.eager_error:.2f}x)"
+    error = DASH if check is None else f"{check.error:.1e} ({check.error / check.eager_error:.2f}x)"
     said = f"missing: {each.reason}" if check is None else "passed" if check.passed else "failed"
     where = each.where
     return (where.system, model_label(where.model), str(where.ctx), each.path.slug, *texts, error, said)
