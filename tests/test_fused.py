@@ -21,7 +21,6 @@ from decodegap.fused.shape import TILED, kernel_bytes, launches, shape_of  # noq
 from decodegap.fused.tiles import (  # noqa: E402
     FOLDER,
     Attention,
-    Matvec,
     check_tiles,
     default_tiles,
     from_dict,
@@ -182,24 +181,6 @@ def test_candidates_fit_and_differ(slug, ctx, bits):
         assert len(set(found)) == len(found) > 10
         for tile in found:
             check_tiles(tiles.having(kernel, tile), wanted)
-
-
-def test_a_descent_finds_the_best_tile_of_each_kernel_and_survives_those_that_fail():
-    start = load_tiles("qwen2.5-7b", "h200", 2048)
-    best = {"o": Matvec(rows=4, block=512, warps=2), "attention": Attention(splits=7, block=64, warps=4)}
-    broken = Matvec(rows=1, block=512, warps=2)
-    options = {"attention": [best["attention"]], "o": [broken, best["o"], Matvec(rows=8, block=512, warps=2)]}
-
-    def step_ms(tiles):
-        if tiles.o == broken:
-            raise RuntimeError("out of\nregisters")
-        return 4.0 - sum(0.25 for name, tile in best.items() if tiles.of(name) == tile)
-
-    trials = list(search.descend(start, options, step_ms))
-    assert trials[-1][1].o == best["o"]
-    assert trials[-1][1].attention == best["attention"]
-    assert [tried.step_ms for tried, _ in trials] == [4.0, 3.75, None, 3.5, 3.75]
-    assert trials[2][0].error == "out of registers"
 
 
 def test_without_a_gpu_the_arm_says_so_in_one_line(monkeypatch):

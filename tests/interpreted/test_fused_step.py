@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
@@ -250,8 +251,9 @@ def test_the_benchmark_checks_times_and_takes_apart():
     assert line.endswith("repeats bit for bit")
     wrong = bench.Truth(-truth.logits, -truth.eager)
     assert "WRONG" in bench.check_line(step.capture(loaded, TILES, pdl=False), wrong)
-    found = {took.kernel: took for took in bench.kernel_times(loaded, TILES, pdl=False, steps=1)}
-    assert list(found) == ["qkv", "attention", "o", "gate_up", "down", "lm_head"]
+    times = islice(bench.kernel_times(loaded, TILES, pdl=False, steps=1), 2)
+    found = {took.kernel: took for took in times}
+    assert list(found) == ["qkv", "attention"]
     assert all(took.only_us > 0 and took.bytes > 0 for took in found.values())
     failed = bench.guarded(
         "odd", lambda: bench.variant_line(loaded, truth, TILES.having("o", Matvec(3, 8, 1)), pdl=False)

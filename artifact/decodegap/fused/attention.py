@@ -176,9 +176,11 @@ def combine(
     new = (kv_head.to(tl.int64) * CAPACITY + tl.load(state + NOW)) * DIM
     wait(PDL, WAIT)
     # Everything is asked for before anything is used.
-    parts = tl.load(partial + (mine + row)[:, None] * DIM + dims[None, :], mask=there[:, None], other=0.0)
-    largest = tl.load(stats + 2 * mine + row, mask=there, other=_VOID)
-    sums = tl.load(stats + 2 * mine + GROUP + row, mask=there, other=0.0)
+    parts = tl.load(
+        partial + (mine + row)[:, None] * DIM + dims[None, :], mask=there[:, None], other=0.0, cache_modifier=".cg"
+    )
+    largest = tl.load(stats + 2 * mine + row, mask=there, other=_VOID, cache_modifier=".cg")
+    sums = tl.load(stats + 2 * mine + GROUP + row, mask=there, other=0.0, cache_modifier=".cg")
     q = tl.load(query + head * DIM + tl.arange(0, DIM)).to(tl.float32)
     k = tl.load(keys + new + tl.arange(0, DIM)).to(tl.float32)
     v = tl.load(values + new + dims).to(tl.float32)

@@ -1,26 +1,16 @@
-"""Which tiles are worth trying, and a descent over them, one kernel after the other, on the time of the whole step."""
+"""Which tiles are worth trying for a kernel."""
 
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from decodegap.fused.shape import TILED, Shape
-from decodegap.fused.tiles import Attention, Matvec, Tile, Tiles
+from decodegap.fused.tiles import Attention, Matvec, Tile
 
 LANES = 32
 LOAD_BITS = 128  # that a thread loads at once
-FEWEST_WORDS, MOST_WORDS = 8, 112  # registers a thread that hold weights on their way
+MOST_TILES = 20  # a row has: each is unrolled
+FEWEST_WORDS, MOST_WORDS = 16, 112  # registers a thread that hold weights on their way
 ORDER = ("attention", "o", "qkv", "down", "gate_up", "lm_head")  # what costs most beyond its bytes first
-
-
-@dataclass(frozen=True)
-class Tried:
-    """One candidate: the kernel whose tile differs from the best so far, and the whole step with it."""
-
-    kernel: str
-    tile: Tile
-    step_ms: float | None
-    error: str | None = None
 
 
 def candidates(kernel: str, shape: Shape, ctx: int) -> list[Tile]:
@@ -34,16 +24,16 @@ def _matvec(kernel: str, shape: Shape) -> Iterator[Matvec]:
     """Rows and columns such that each thread has enough on its way; a tile is whole loads of whole warps."""
     columns, bits = shape.columns(kernel), shape.bits_of(kernel)
     pairs = 2 if kernel == "gate_up" else 1
-    for warps in (4, 2, 8, 1):
-        for passes in (1, 2, 4):
+    for warps in (4, 2, 8) if bits == 16 else (4, 2, 1, 8):  # one warp of bf16 never was any good
+        for passes in (1, 2):
             block = LOAD_BITS // bits * LANES * warps * passes
             tiles = -(-columns // block)
-            if tiles * block > 1.25 * columns and tiles > 1:
-                continue  # too much of the last tile is empty
-            for rows in (2, 4, 1, 8, 16):
+            if tiles > MOST_TILES or (tiles * block > 1.25 * columns and tiles > 1):
+                continue  # too much code, or too much of the last tile is empty
+            for rows in (2, 4, 1, 8):
                 if shape.rows(kernel) % rows or (kernel == "qkv" and rows < 2):
                     continue
-                for ahead in (tile for tile in (1, 2, 3, 4, 7) if tile <= tiles):
+                for ahead in (tile for tile in (1, 2, 4, 7) if tile <= tiles):
                     if FEWEST_WORDS <= pairs * rows * passes * LOAD_BITS // 32 * ahead <= MOST_WORDS:
                         yield Matvec(rows=rows, block=block, warps=warps, ahead=ahead)
 
@@ -58,29 +48,6 @@ def _attention(shape: Shape, ctx: int) -> Iterator[Attention]:
                 for joined in (False, True) if splits <= 48 else (False,):
                     for double in (False, True) if tiles > 1 else (False,):
                         yield Attention(splits=splits, block=block, warps=warps, double=double, joined=joined)
-
-
-def descend(
-    start: Tiles, options: dict[str, list[Tile]], step_ms: Callable[[Tiles], float], *, gain: float = 0.001
-) -> Iterator[tuple[Tried, Tiles]]:
-    """Try each kernel's options in turn and keep what makes the step faster by `gain` of it; yields every trial.
-
-    `step_ms` times a whole step; what it raises is that candidate's error.
-    """
-    best, best_ms = start, step_ms(start)
-    yield Tried("start", start.qkv, best_ms), best
-    for kernel in (name for name in ORDER if name in options):
-        for tile in options[kernel]:
-            if tile == best.of(kernel):
-                continue
-            try:
-                found = step_ms(best.having(kernel, tile))
-            except Exception as error:  # noqa: BLE001  (a candidate that cannot run must not end the search)
-                yield Tried(kernel, tile, None, " ".join(str(error).split())[:200]), best
-                continue
-            if found < best_ms * (1 - gain):
-                best, best_ms = best.having(kernel, tile), found
-            yield Tried(kernel, tile, found), best
 
 
 assert set(ORDER) == set(TILED)
