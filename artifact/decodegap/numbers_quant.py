@@ -11,7 +11,10 @@ from decodegap.schema import Record
 
 CELL = ("h200", "qwen2.5-7b", 2048)  # the cell that the text speaks of
 STUDY = {"bnb-nf4": "Nf", "awq-marlin": "Awq", "gptq-exllamav2": "Gptq"}
-PARTS = {name: name.split(maxsplit=1)[0] for name in quant_why.PARTS}
+KERNELS = ("QuantNarrowMin", "QuantNarrowMinPath", "QuantNarrowMax", "QuantNarrowMaxPath", "QuantNarrowBase",
+           "QuantWideMax", "QuantWideBase")  # fmt: skip
+# Whose name is its first word; what quantising adds is quoted over all paths.
+PARTS = {name: name.split(maxsplit=1)[0] for name in quant_why.PARTS if name != "added kernels"}
 
 
 def macros(shipped: Sequence[Record], study: Published) -> dict[str, str]:
@@ -35,11 +38,30 @@ def macros(shipped: Sequence[Record], study: Published) -> dict[str, str]:
         out["QuantShare"] = _ms(reasons[0].share_ms)
     names = ["QuantShare", *(f"Quant{name}{part}" for name in ("Fastest", "Slowest")
                              for part in ("", "Above", *map(letters, PARTS.values())))]  # fmt: skip
+    out |= _kernels(Kept("shipped", record) for record in shipped)
+    out["QuantAddedMost"] = (
+        _ms(max(abs(each.parts_ms["added kernels"]) for each in reasons)) if reasons else NOT_MEASURED
+    )
     quoted = {line.path.slug: line for line in found if line.kind == "published"}
     out |= {f"StudyGain{name}": _times(quoted[slug].gain) if slug in quoted else NOT_MEASURED
             for slug, name in STUDY.items()}  # fmt: skip
     out |= _span("StudyPromise", [quoted[slug].promised for slug in STUDY if slug in quoted])
     return dict.fromkeys(names, NOT_MEASURED) | out
+
+
+def _kernels(kept: Iterable[Kept]) -> dict[str, str]:
+    """The narrowest projections' time, and the widest ones' bandwidth, over the quantised paths and in bf16."""
+    found = [each for each in quant_results.checked(kept) if (each.where.gpu, each.where.model, each.where.ctx) == CELL]
+    by = {(each.path.slug, p.kind): p for each in found for p in each.projections}
+    quantised = [each.path.slug for each in found if not each.path.is_baseline and each.projections]
+    if not quantised or ("bf16", "k/v") not in by:
+        return dict.fromkeys(KERNELS, NOT_MEASURED)
+    quantised.sort(key=lambda slug: by[slug, "k/v"].us)
+    first, last = quantised[0], quantised[-1]
+    wide = max(by[slug, "gate/up"].gb_s for slug in quantised)
+    values = (f"{by[first, 'k/v'].us:.1f}", first, f"{by[last, 'k/v'].us:.1f}", last, f"{by['bf16', 'k/v'].us:.1f}",
+              f"{wide / 1e3:.1f}", f"{by['bf16', 'gate/up'].gb_s / 1e3:.1f}")  # fmt: skip
+    return dict(zip(KERNELS, values, strict=True))
 
 
 def _cell(line: Line) -> tuple[str, str, int]:

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 NOTHING = "No quantised path has been measured here yet, so there is nothing to explain."
 # What a path's step takes beyond a quarter (on a CPU, an eighth) of the baseline's, in the order of tables.
 PARTS = ("bytes not reduced", "products", "added kernels", "kernels without weights", "launch and bubbles")
+LEAST_SHARE = 0.03  # smaller parts, and those below zero, are told together
 SHORT_OF = {
     "bytes not reduced": "bytes that stay (output head, KV cache, scales)",
     "products": "products below the bandwidth that they need",
     "added kernels": "casts, biases and other kernels that quantising adds",
     "kernels without weights": "kernels without weights, which stay as they are",
     "launch and bubbles": "launching and bubbles",
-    "residual": "not explained",
+    "residual": "not explained by any of these",
 }
 
 
@@ -102,7 +103,9 @@ def _sentences(where: Where, found: Sequence[Line], reasons: Sequence[Why]) -> l
     ordered = sorted(reasons, key=lambda each: each.step_ms)
     for name, each in dict([("fastest", ordered[0]), ("slowest", ordered[-1])][: len(ordered)]).items():
         parts = sorted((each.parts_ms | {"residual": each.residual_ms}).items(), key=lambda item: -item[1])
-        told = "; ".join(f"{ms:.2f} ms {SHORT_OF[part]}" for part, ms in parts)
+        named = [f"{ms:.2f} ms {SHORT_OF[part]}" for part, ms in parts if ms >= LEAST_SHARE * each.above_ms]
+        rest = sum(ms for _, ms in parts if ms < LEAST_SHARE * each.above_ms)
+        told = "; ".join([*named, f"{rest:.2f} ms the rest"])
         text.append(f"Of the {each.above_ms:.2f} ms that the {name} path, {each.path.slug}, takes above that: {told}.")
     return text
 

@@ -11,8 +11,9 @@ from decodegap.published import Published
 from decodegap.quant_results import Checked, Line
 from decodegap.quant_why import PARTS, Why
 from decodegap.render import Table
+from decodegap.rows import CellRow
 from decodegap.stats import MIN_FOR_INTERVAL
-from decodegap.tables import DASH, number, step_text
+from decodegap.tables import DASH, number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,7 +99,8 @@ def why(frame: "pd.DataFrame", kept: Sequence[Kept], *, cpu: bool = False) -> Ta
             f"Why a path's step is not {share}: its own step, that share, and what lies between (ms), by an anatomy of "
             "each of both steps. Bytes: what is not reduced as far (output head, KV cache, scales and zeros) "
             "at the read bandwidth. Products: the projections' kernels beyond the time of their bytes. Added: casts, "
-            "biases and other kernels that the baseline has not. Without weights: the baseline's other kernels, which "
+            "biases and other kernels that the baseline has not (below zero: it has more). Without weights: the "
+            "baseline's other kernels, which "
             "no quantising makes faster. Launch: bubbles and exposed host."
         ),
         headers=("GPU", "Model", "Context", "Path", "Launched", "Step", "Share", "Bytes", "Products", "Added",
@@ -126,8 +128,8 @@ def _speed_ups(
         numeric=(False, False, True, False, *[True] * 10, False),
         notes=(
             GAIN_NOTE,
-            *([f"Range: smallest and largest of fewer than {MIN_FOR_INTERVAL} sessions; not an interval."] if ranges
-              else []),
+            *([f"In parentheses: smallest and largest of fewer than {MIN_FOR_INTERVAL} sessions; not an interval."]
+              if ranges else []),
             *notes,
         ),
         data=tuple(map(_data, found)),
@@ -148,8 +150,8 @@ def _row(line: Line) -> tuple[str, ...]:
         *head,
         number(line.held_gb) + arithmetic,
         number(line.floor_ms) + arithmetic,
-        step_text(line.eager) if line.eager else number(line.step_ms, 4) + quoted,
-        step_text(line.graph) if line.graph else DASH,
+        _step(line.eager) if line.eager else number(line.step_ms, 4) + quoted,
+        _step(line.graph) if line.graph else DASH,
         _share(line.floor_ms, line) + implied,
         _share(line.streamed_ms, line) + implied,
         DASH if line.promised is None else f"{line.promised:.2f}{arithmetic}",
@@ -158,6 +160,14 @@ def _row(line: Line) -> tuple[str, ...]:
         _sessions(line),
         "published" if line.kind == "published" else f"measured, {line.where.store}{_host(line)}",
     )
+
+
+def _step(row: CellRow) -> str:
+    """Mean step and its spread, in as few letters as a wide table needs: a range in parentheses."""
+    if row.spread == "degenerate" or row.low_ms is None or row.high_ms is None:
+        return number(row.step_ms, 4)
+    spread = f"{number(row.low_ms)}–{number(row.high_ms)}"
+    return f"{number(row.step_ms, 4)} " + (f"[{spread}]" if row.spread == "interval" else f"({spread})")
 
 
 def _share(floor_ms: float | None, line: Line) -> str:
