@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from decodegap import records
+from decodegap import floor, models, quant_catalogue, records
 from decodegap.paths import HERE
 from decodegap.schema import Record
 
@@ -35,8 +35,35 @@ def test_the_h200_grid_has_twelve_cells_of_three_sessions(h200: list[Record]) ->
 @pytest.mark.parametrize("model", FLOORS_MS)
 def test_floors_equal_the_check_values(h200: list[Record], model: str) -> None:
     weight_bytes, kv_bytes = FLOORS_MS[model]
-    for record in (record for record in h200 if record.cell.model == model):
+    for record in (record for record in h200 if record.cell.model == model and record.quantised is None):
         assert record.floors_ms.published == pytest.approx((weight_bytes + record.cell.ctx * kv_bytes) / 4.8e9)
+
+
+def test_quantised_floors_are_made_of_the_bytes_held_which_are_those_of_the_format(h200: list[Record]) -> None:
+    found = [record for record in h200 if record.quantised is not None]
+    assert {record.cell.arm for record in found} == {path.slug for path in quant_catalogue.on("h200")}
+    for record in found:
+        held, config = record.quantised, models.lookup(record.cell.model).config
+        assert held is not None
+        streamed = held.packed + held.kept
+        assert record.floors_ms.streamed == pytest.approx((streamed + record.bytes.kv) / 4.8e9)
+        assert record.floors_ms.published == pytest.approx((streamed + held.table + record.bytes.kv) / 4.8e9)
+        bits = quant_catalogue.PATHS[record.cell.arm].bits
+        assert streamed == pytest.approx(floor.quantised_bytes(config, 2, bits), rel=1e-3)
+
+
+def test_every_quantised_session_ran_its_own_kernels_and_replayed_what_it_launched(h200: list[Record]) -> None:
+    for record in (record for record in h200 if record.quantised is not None):
+        path = quant_catalogue.PATHS[record.cell.arm]
+        assert [series.arm for series in record.series] == [path.slug, path.slug + quant_catalogue.GRAPH_SUFFIX]
+        layers = models.lookup(record.cell.model).config["num_hidden_layers"]
+        for series in record.series:
+            assert series.ran is not None
+            ran = sum(n for name, n in series.ran.kernels.items() if any(part in name for part in path.kernels))
+            assert ran == (0 if path.is_baseline else 7 * layers)
+        (seen,) = record.attestations
+        assert seen.outputs_changed
+        assert seen.outputs_equal or path.sums_in_fp16
 
 
 def test_every_ab_session_is_attested(h200: list[Record]) -> None:
