@@ -2,25 +2,20 @@
 
 import argparse
 import ctypes
-import hashlib
 import os
-import platform
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decodegap import fitness, floor, gpus, host, machine, models, records
+from decodegap import fitness, floor, gpus, host, machine, models, records, sources
 from decodegap.errors import DecodeGapError, WrongGpuError
-from decodegap.paths import DATA, HERE
 from decodegap.plan import Task, task_from_json
 from decodegap.schema import (
     Anatomy,
@@ -42,40 +37,6 @@ from decodegap.schema import (
 if TYPE_CHECKING:
     from decodegap.probes import DispatchProbe, ReadProbe
 
-MEASURING_SOURCES = (
-    "anatomy.py",
-    "anatomy_quant.py",
-    "arms.py",
-    "attest.py",
-    "cells.py",
-    "decode.py",
-    "floor.py",
-    "graphs.py",
-    "ledger.py",
-    "models.py",
-    "pairing.py",
-    "plan_ladder.py",
-    "probe_kernels.py",
-    "probes.py",
-    "profiling.py",
-    "quant_attest.py",
-    "quant_bench.py",
-    "quant_catalogue.py",
-    "quant_cells.py",
-    "quant_check.py",
-    "quant_kernels.py",
-    "quant_modules.py",
-    "quant_nf4.py",
-    "quant_patches.py",
-    "quant_paths.py",
-    "quant_tiles.py",
-    "quantise.py",
-    "reference.py",
-    "rungs.py",
-    "session.py",
-    "timing.py",
-    "trace.py",
-)
 CACHE_MULTIPLE = 3  # weights below this many last-level caches stay partly cached, so the floor does not bind
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # What transformers imports if it happens to be installed and a decode never uses. Hidden, a session starts seconds
@@ -240,9 +201,9 @@ def _record(task: Task, gpu: gpus.Gpu, started_at: str, found: Findings) -> Reco
         peak_gb_s=peak_gb_s,
         peak_source=gpu.peak_source,
         machine=found.machine,
-        versions=versions(),
-        source_hash=source_hash(),
-        commit=commit(),
+        versions=sources.versions(),
+        source_hash=sources.source_hash(),
+        commit=sources.commit(),
         started_at=started_at,
         durations_s=found.durations_s,
         peak_memory_bytes=found.peak_memory_bytes,
@@ -269,41 +230,6 @@ def _floors(counts: ByteCounts, peak_gb_s: float | None, read_gb_s: float | None
         streamed=floor.floor_ms(streamed, peak_gb_s) if peak_gb_s else None,
         achievable=floor.floor_ms(streamed, read_gb_s) if read_gb_s else None,
     )
-
-
-def versions() -> dict[str, str]:
-    """Versions of what a measurement runs on, by package name; absent ones are left out."""
-    found = {"python": platform.python_version(), "kernel": platform.release()}
-    names = ("torch", "transformers", "triton", "numpy", "safetensors", "bitsandbytes", "gptqmodel", "decode-gap")
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    if (torch := sys.modules.get("torch")) is not None and torch.version.cuda:
-        found["torch"], found["cuda"] = str(torch.__version__), str(torch.version.cuda)
-    return found
-
-
-def source_hash() -> str:
-    """Hex SHA-256 (16 digits) over the sources that decide what is measured and how."""
-    digest = hashlib.sha256()
-    here = Path(__file__).resolve().parent
-    named = [here / name for name in MEASURING_SOURCES]
-    for path in named + sorted([*here.glob("fused/*.py"), *DATA.glob("fused/*.toml"), *DATA.glob("models/*.json")]):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def commit() -> str | None:
-    """The checkout's commit, or None where there is no git or no repository."""
-    try:
-        out = subprocess.run(
-            ["git", "-C", str(HERE.root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return out.stdout.strip() or None
 
 
 def _bytes_asked(message: str) -> int | None:

@@ -13,7 +13,7 @@ from decodegap.errors import BadInputError, NotMeasuredError
 from decodegap.fused.search import ORDER, candidates
 from decodegap.fused.shape import shape_of
 from decodegap.fused.tiles import FOLDER, Tile, Tiles, load_tiles, to_toml
-from decodegap.session import versions
+from decodegap.sources import versions
 from decodegap.tune import Card, Say
 
 if TYPE_CHECKING:
