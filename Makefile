@@ -11,7 +11,7 @@ override SHELL := bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules
 
-SETTINGS := GPU MODELS CONTEXTS SESSIONS EXPERIMENTS WEIGHTS REQUIRE MODEL CTX ARM TRACE STRICT FROM PIP_ARGS PYTHON FILE CASES SECONDS KERNELS WRITE
+SETTINGS := GPU MODELS CONTEXTS SESSIONS EXPERIMENTS WEIGHTS REQUIRE MODEL CTX ARM TRACE STRICT FROM PIP_ARGS PYTHON FILE CASES SECONDS KERNELS BITS WRITE
 
 # A name that is no setting would be ignored in silence, and `gpu=h100` would measure something else.
 strange := $(strip $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name))))
@@ -77,7 +77,7 @@ help: ## this list
 #: WEIGHTS=synthetic   or hub, or the path of a checkpoint
 #: figure-NAME table-NAME   one figure or table, such as figure-anatomy or table-grid
 #: REQUIRE=measured    fail if anything is replayed or missing
-#: SECONDS= KERNELS= WRITE=1   how long to tune each model, which kernels, and whether to keep the tiles
+#: SECONDS= KERNELS= BITS= WRITE=1   how long to tune each model, which kernels, in 16 bits or 4; keep the tiles
 #: FILE= CASES=        what to trace, for provenance; how much bad input, for fuzz
 #: PYTHON=python3      use this interpreter as it is and install nothing (an active conda environment likewise)
 #: PIP_ARGS=           more options for pip, split at spaces, such as another index for torch
@@ -176,14 +176,14 @@ kernels: ## compile the quantised paths' kernels for this machine's card, once (
 	@"$$PY" -m decodegap.quant_kernels
 
 .PHONY: tune
-tune: ## the fastest tiles of the fused step on this card: MODEL= CTX= SECONDS=120 KERNELS= WRITE=1
+tune: ## the fastest tiles of the fused step on this card: MODEL= CTX= SECONDS=120 KERNELS= BITS=16 WRITE=1
 	@$(call need,analysis)
 	@"$$PY" -m decodegap mode --must-measure >/dev/null
 	@$(call need,analysis measure)
 	@"$$PY" -m decodegap tune
 
 .PHONY: bench-kernels
-bench-kernels: ## each kernel of the fused step: bytes, time, bandwidth, target, registers: MODEL= CTX=
+bench-kernels: ## each kernel of the fused step: bytes, time, bandwidth, target, registers: MODEL= CTX= BITS=16
 	@$(call need,analysis)
 	@"$$PY" -m decodegap mode --must-measure >/dev/null
 	@$(call need,analysis measure)

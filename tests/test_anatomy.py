@@ -169,14 +169,23 @@ def test_a_fused_step_is_taken_apart_by_the_names_of_its_kernels_and_their_bytes
     assert sum(beyond.values()) == pytest.approx(found.parts_ms["kernel inefficiency"], abs=1e-3)
 
 
+@pytest.mark.parametrize("arm", ["fused-plain", "fused", "fused-int4"])
 @pytest.mark.parametrize("slug", ["qwen2.5-7b", "llama-3.1-8b", "mistral-7b-v0.3"])
-def test_the_fused_kernels_bytes_are_the_ledgers(slug: str) -> None:
+def test_the_fused_kernels_bytes_are_the_ledgers(slug: str, arm: str) -> None:
     """The step reads each weight and each K and V once, and one row of the embedding."""
     config = models.lookup(slug).config
-    counts = ledger.ledger(config, 2048, "fused", 2)
+    counts = ledger.ledger(config, 2048, arm, 2, weights=ledger.own_weights(config, arm))
     row = 2 * config["hidden_size"]
-    assert sum(ledger.own_bytes(config, 2048).values()) == sum(counts.values()) + row - counts["casts"]
+    assert sum(ledger.own_bytes(config, 2048, arm).values()) == sum(counts.values()) + row
     assert sum(ledger.own_launches(config).values()) == 2 + 6 * config["num_hidden_layers"]
+
+
+def test_a_fused_step_in_four_bits_has_the_bytes_that_it_holds() -> None:
+    whole, rounded = of(fused_trace(), "fused"), of(fused_trace(), "fused-int4")
+    assert rounded.ledger_bytes["KV read"] == whole.ledger_bytes["KV read"]
+    projections = 6_525_288_448
+    assert whole.ledger_bytes["weights"] - rounded.ledger_bytes["weights"] == projections * (2 - 4.125 / 8)
+    assert rounded.parts_ms["floor"] < 0.36 * whole.parts_ms["floor"]
 
 
 def test_the_cost_of_choosing_a_backend_is_the_difference_of_the_enqueues() -> None:

@@ -27,7 +27,8 @@ def test_five_cells_get_three_sessions_of_each_group_the_session_outermost() -> 
         ("mistral-7b-v0.3", 2048),
     ]
     assert tasks == [
-        (*cell, group, session) for group in ("rungs", "compiled", "int4") for session in (1, 2, 3) for cell in cells
+        *((*cell, group, session) for group in ("rungs", "compiled") for session in (1, 2, 3) for cell in cells),
+        *(("qwen2.5-7b", 2048, "int4", session) for session in (1, 2, 3)),
     ]
     assert {task.cell.experiment for task in planned()} == {"ladder"}
     assert {task.cell.sdpa for task in planned()} == {"flash"}
@@ -53,6 +54,8 @@ def test_parameters_narrow_and_widen() -> None:
     assert {task[:2] for task in named(planned(models="tiny-llama", contexts="64"))} == {("tiny-llama", 64)}
     assert {task[:2] for task in named(planned(contexts="4096", models="mistral-7b"))} == {("mistral-7b-v0.3", 4096)}
     assert {task[3] for task in named(planned(sessions="2"))} == {1, 2}
+    asked = named(planned(models="llama-3.1-8b", contexts="2048"))
+    assert {task[2] for task in asked} == {"rungs", "compiled", "int4"}
     with pytest.raises(BadInputError, match="beyond"):
         planned(models="mistral-7b", contexts="40000")
 

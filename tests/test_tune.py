@@ -258,6 +258,7 @@ def test_what_is_found_replaces_its_entry_and_nothing_else(tmp_path: Path) -> No
         ({"SECONDS": "soon"}, "SECONDS: 'soon'"),
         ({"KERNELS": "qkv,head"}, "KERNELS: 'head'"),
         ({"WRITE": "yes"}, "WRITE: 'yes'"),
+        ({"BITS": "8"}, "BITS: '8'"),
     ],
 )
 def test_a_wish_that_makes_no_sense_is_one_line(env: dict[str, str], named: str) -> None:
@@ -276,3 +277,4 @@ def test_a_wish_is_for_the_ladders_cells_unless_it_says_more() -> None:
     ]
     asked = tune_card.wish({"MODEL": "qwen2.5-7b", "CTX": "4096", "SECONDS": "30", "KERNELS": "o, down", "WRITE": "1"})
     assert asked == tune_card.Wish((("qwen2.5-7b", 4096),), 30, ("o", "down"), write=True)
+    assert tune_card.wish({"BITS": "4"}).bits == 4

@@ -83,13 +83,15 @@ def of_trace(
     """
     element_bytes = floor.ELEMENT_BYTES[cell.dtype]
     own = ledger.OWN_KERNELS if ledger.is_own(series.arm) else None
+    weights = ledger.own_weights(model.config, series.arm) if own else weights
     kv_elements = ledger.layer_kv_elements(model.config, max(1, cell.ctx - 1))
     named = trace.typical(trace.attribute(seen, twin, kv_elements, own))
     counts = ledger.ledger(model.config, cell.ctx, series.arm, element_bytes, weights=weights, casts=casts)
     ledger_ms = {item: floor.floor_ms(n, read_gb_s) for item, n in counts.items()}
     operators, flags = _with_bytes(trace.by_operator(named), counts)
-    if own and weights is None:
-        operators, flags = _with_own_bytes(trace.by_operator(named), ledger.own_bytes(model.config, cell.ctx)), []
+    if own:
+        moved = ledger.own_bytes(model.config, cell.ctx, series.arm)
+        operators, flags = _with_own_bytes(trace.by_operator(named), moved), []
     flags += _contradictions(operators, series.arm, int(model.config["num_hidden_layers"]))
     launches = len(named.intervals)
     overlapping = trace.overlaps(named.intervals)

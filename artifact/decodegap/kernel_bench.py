@@ -101,7 +101,7 @@ def table(lines: Sequence[Line], read_gb_s: float) -> Iterator[str]:
     )
 
 
-def measured(model: str, ctx: int, gpu: str) -> Iterator[str]:
+def measured(model: str, ctx: int, gpu: str, bits: int = 16) -> Iterator[str]:
     """The benchmark on the card that is here, line by line. Raises `UnsupportedError` where the step cannot run."""
     from decodegap import fused
 
@@ -114,12 +114,12 @@ def measured(model: str, ctx: int, gpu: str) -> Iterator[str]:
     from decodegap.fused.step import capture
     from decodegap.fused.tiles import load_tiles
 
-    pdl, tiles = fused.can_overlap("cuda"), load_tiles(model, gpu, ctx)
+    pdl, tiles = fused.can_overlap("cuda"), load_tiles(model, gpu, ctx, bits)
     read = probes.read_bandwidth("cuda", 0)
-    yield f"{model} at {ctx} tokens on {gpu}; read bandwidth {read.gb_s:.0f} GB/s ({read.kernel})"
+    yield f"{model} at {ctx} tokens, {bits} bits, on {gpu}; read bandwidth {read.gb_s:.0f} GB/s ({read.kernel})"
     yield f"tiles: {tiles.source}"
     with torch.inference_mode():
-        loaded, truth = bench.start(model, ctx)
+        loaded, truth = bench.start(model, ctx, bits=bits)
         major, minor = torch.cuda.get_device_capability()
         built = compile_only(loaded.shape, [tiles], capacity=loaded.capacity, pdl=pdl,
                              capability=10 * major + minor, workers=1)  # fmt: skip

@@ -105,7 +105,9 @@ def _ladder(where: Where, host: str, rows: Sequence[CellRow], records: Sequence[
     parts = {each.arm: each.anatomy for each in launch.dissected(here, EXPERIMENT)}
     checks = {check.arm: check for each in here for check in each.record.checks}
     measured = {row.arm: row for row in cells if row.outcome == "ok"}
-    wanted = {arm for arms in plan_ladder.groups(where.gpu).values() for arm in arms} | set(measured)
+    asked = {arm for model, ctx, arm in planned(where.gpu) if (model, ctx) == (where.model, where.ctx)}
+    said = {arm for each in here for arm in each.record.refused}
+    wanted = (asked or {arm for arms in plan_ladder.groups(where.gpu).values() for arm in arms}) | set(measured) | said
     rungs = tuple(
         Rung(arm, measured.get(arm), _why(arm, cells, here), parts.get(arm), checks.get(arm))
         for arm in RUNGS

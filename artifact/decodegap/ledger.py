@@ -100,15 +100,29 @@ def is_own(arm: str) -> bool:
     return arm.startswith("fused")
 
 
-def own_bytes(config: Mapping[str, Any], ctx: int) -> dict[str, int]:
-    """Bytes that a fused bf16 step must read, by what stands for the operator."""
-    from decodegap.fused import shape  # which starts from this module's arms
+def own_bits(arm: str) -> int:
+    """Bits of a projection's weight in one of our own arms."""
+    return 4 if arm.endswith("int4") else 16
 
-    found = shape.shape_of(dict(config))
+
+def own_bytes(config: Mapping[str, Any], ctx: int, arm: str) -> dict[str, int]:
+    """Bytes that a step of one of our own arms must read, by what stands for the operator."""
+    from decodegap.fused import shape  # whose package needs torch, as this module does not
+
+    found = shape.shape_of(dict(config), own_bits(arm))
     each, launches = shape.kernel_bytes(found, ctx), shape.launches(found)
     moved = {name: each[name] * launches[name] for name in each}
     joined = {"project": moved.pop("o") + moved.pop("down")}
     return {OWN_KERNELS[name]: n for name, n in (moved | joined).items()}
+
+
+def own_weights(config: Mapping[str, Any], arm: str) -> int:
+    """Bytes of the weights that a step of one of our own arms streams, the scales of rounded ones among them."""
+    from decodegap.fused.shape import GROUP
+
+    if own_bits(arm) == 16:
+        return floor.streamed_bytes(config, 2)
+    return floor.quantised_bytes(config, 2, own_bits(arm) + 16 / GROUP)
 
 
 def own_launches(config: Mapping[str, Any]) -> dict[str, int]:

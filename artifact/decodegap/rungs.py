@@ -20,6 +20,7 @@ from decodegap import (
     attest,
     cells,
     decode,
+    floor,
     gpus,
     ledger,
     machine,
@@ -30,12 +31,14 @@ from decodegap import (
 )
 from decodegap.arms import Setup, Step
 from decodegap.errors import UnsupportedError
+from decodegap.fused.shape import GROUP
 from decodegap.plan import Task
-from decodegap.schema import Check, Ran
+from decodegap.schema import Check, Quantised, Ran
 
 if TYPE_CHECKING:
     from decodegap.session import Findings
 
+FULL_BITS = 16
 DISSECTED_SESSION = 1  # its profiles say where the step goes; in the other sessions each rung's kernels are enough
 Makers = Mapping[str, Callable[[], Step]]
 
@@ -60,8 +63,10 @@ def measure(task: Task, setup: Setup, device: gpus.Device | None, found: "Findin
     names = plan_ladder.order(plan_ladder.groups(task.cell.gpu)[task.cell.arm], task.session)
     shared = [name for name in names if name not in plan_ladder.OWN]
     own = [name for name in names if name in plan_ladder.OWN]
+    bits = FULL_BITS if shared else ledger.own_bits(own[0])  # a session is all in 4 bits, or in none
     with found.timed("reference"):
-        bench = Bench(task, device, setup.device, found, _judge(setup))
+        bench = Bench(task, device, setup.device, found, _judge(setup, bits))
+    _release()
     found.before = machine.state(device)
     steps = _timed(bench, _makers(shared, setup))
     timed = list(steps)
@@ -78,14 +83,22 @@ def measure(task: Task, setup: Setup, device: gpus.Device | None, found: "Findin
             anew = replace(setup, net=arms.built(task, setup.device))
             steps = {name: make() for name, make in _makers(timed, anew).items()}
     _prove(bench, steps)
-    _conclude(names, found)
+    _conclude(task, names, found)
 
 
-def _judge(setup: Setup) -> Callable[[str, torch.Tensor], Check]:
-    """What holds a rung's logits against the reference of the same step, beside the error of stock eager."""
-    past = _past(setup)
-    truth = reference.reference_logits(setup.net, setup.cache, setup.token, setup.ctx)
-    eager = cells.logits_of(arms.prepare("eager", past))
+def _judge(setup: Setup, bits: int = 16) -> Callable[[str, torch.Tensor], Check]:
+    """What holds a rung's logits against the reference of the same step, beside the error of stock eager.
+
+    In 4 `bits` both have the weights that the codes stand for, in a copy of the network, over the same K and V.
+    """
+    past, net = _past(setup), setup.net
+    if bits != FULL_BITS:
+        from decodegap.fused.layout import as_rounded
+
+        net = as_rounded(net)
+    truth = reference.reference_logits(net, setup.cache, setup.token, setup.ctx)
+    torch.nn.Module.to(net, setup.net.dtype)  # in place; transformers' own `to` is a wrapper
+    eager = cells.logits_of(arms.prepare("eager", replace(past, net=net)))
     return lambda name, logits: reference.check(name, logits, eager, truth)
 
 
@@ -106,18 +119,17 @@ def _fused(names: list[str], setup: Setup) -> Makers:
     """The fused rungs, all from one load of the weights, which empties `setup.net`."""
     from decodegap import fused
 
-    loaded = cache(lambda: fused.load(setup))
+    loaded = cache(partial(fused.load, setup))
 
     def make(name: str) -> Step:
         fused.require(setup.device)
-        if name == plan_ladder.INT4:
-            raise UnsupportedError("the fused step has no int4 weights in this version")
         from decodegap.fused.step import capture  # which needs Triton
 
-        overlapping = name == plan_ladder.FUSED[-1]
-        if overlapping and not fused.can_overlap(setup.device):
+        bits, can_overlap = ledger.own_bits(name), fused.can_overlap(setup.device)
+        if name == plan_ladder.FUSED[-1] and not can_overlap:
             raise UnsupportedError("this card has no programmatic launch; its fused step is the rung fused-plain")
-        return capture(loaded(), fused.tiles_for(setup), pdl=overlapping)
+        overlapping = can_overlap and name != plan_ladder.FUSED[0]
+        return capture(loaded(bits=bits), fused.tiles_for(setup, bits), pdl=overlapping)
 
     return {name: partial(make, name) for name in names}
 
@@ -196,7 +208,17 @@ def _other_work(name: str, ran: Ran, task: Task) -> str:
     return f"it ran other kernels than its own (expected against seen): {told}" if differing else ""
 
 
-def _conclude(names: tuple[str, ...], found: "Findings") -> None:
+def _held(name: str, task: Task) -> Quantised:
+    """The bytes that a rung in 4 bits really holds, of which its record's floors are made."""
+    model, dtype = models.lookup(task.cell.model), task.cell.dtype
+    streamed = ledger.own_weights(model.config, name)
+    dense = floor.projection_count(model.config) * floor.ELEMENT_BYTES[dtype]
+    kept = model.streamed_bytes(dtype) - dense
+    table = model.weight_bytes(dtype) - model.streamed_bytes(dtype)
+    return Quantised(path=name, group=GROUP, packed=streamed - kept, kept=kept, table=table, dense=dense)
+
+
+def _conclude(task: Task, names: tuple[str, ...], found: "Findings") -> None:
     """Put everything into the ladder's order; raise `UnsupportedError` if no rung was timed."""
     place = {name: index for index, name in enumerate(plan_ladder.RUNGS)}
     found.series.sort(key=lambda series: place[series.arm])
@@ -205,6 +227,8 @@ def _conclude(names: tuple[str, ...], found: "Findings") -> None:
     if not found.series:
         raise UnsupportedError("; ".join(f"{name}: {found.refused[name]}" for name in names))
     found.ran = found.series[0].ran
+    if (name := found.series[0].arm) == plan_ladder.INT4:
+        found.quantised = _held(name, task)
 
 
 def _release() -> None:

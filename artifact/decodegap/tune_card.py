@@ -12,7 +12,7 @@ from decodegap import models, plan, plan_ladder, records, runner, tune
 from decodegap.errors import BadInputError, NotMeasuredError
 from decodegap.fused.search import ORDER, candidates
 from decodegap.fused.shape import shape_of
-from decodegap.fused.tiles import FOLDER, Tile, Tiles, load_tiles, to_toml
+from decodegap.fused.tiles import FOLDER, Tile, Tiles, entry_name, load_tiles, to_toml
 from decodegap.sources import versions
 from decodegap.tune import Card, Say
 
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 SECONDS = 120  # a model and context; a round over some 400 candidates takes about half of it
 MOST_SECONDS = 86_400
 QUICK_STEPS, CLOSE_STEPS = 8, 40
-TUNED_ON = (
-    *("__init__.py", "kernels.py", "launches.py", "layout.py", "shape.py", "step.py"),
-    "search.py",
-)  # what a journal's times depend on
 
 
 @dataclass(frozen=True)
@@ -38,10 +34,11 @@ class Wish:
     seconds: int
     kernels: tuple[str, ...]
     write: bool
+    bits: int = 16
 
 
 def wish(env: Mapping[str, str]) -> Wish:
-    """The settings MODEL, CTX, SECONDS, KERNELS and WRITE in `env`, checked; raises `BadInputError`."""
+    """The settings MODEL, CTX, SECONDS, KERNELS, BITS and WRITE in `env`, checked; raises `BadInputError`."""
     req = plan.request(models=env.get("MODEL", ""), contexts=env.get("CTX", ""))
     chosen = req.models or tuple(plan_ladder.CONTEXTS)
     cells = [(slug, ctx) for slug in chosen for ctx in req.contexts or plan_ladder.CONTEXTS.get(slug, (2048,))]
@@ -57,7 +54,14 @@ def wish(env: Mapping[str, str]) -> Wish:
     if (write := env.get("WRITE", "")) not in ("", "0", "1"):
         raise BadInputError(f"WRITE: {write[:60]!r}; give 1 to keep the tiles that are found")
     seconds = plan.positive("SECONDS", env.get("SECONDS") or SECONDS, MOST_SECONDS)
-    return Wish(tuple(cells), seconds, kernels, write == "1")
+    return Wish(tuple(cells), seconds, kernels, write == "1", bits_of(env))
+
+
+def bits_of(env: Mapping[str, str]) -> int:
+    """The bits of a projection's weight that BITS in `env` asks for; raises `BadInputError` unless 16 or 4."""
+    if (bits := env.get("BITS") or "16") not in ("16", "4"):
+        raise BadInputError(f"BITS: {bits[:60]!r}; give 16 or 4")
+    return int(bits)
 
 
 def tune_all(asked: Wish, gpu: str, store: Path, say: Say = print) -> None:
@@ -70,11 +74,12 @@ def tune_all(asked: Wish, gpu: str, store: Path, say: Say = print) -> None:
     fused.require("cuda")
     with runner.hold(store):
         for model, ctx in asked.cells:
-            say(f"{model} at {ctx} tokens: {asked.seconds} s for {', '.join(asked.kernels)}")
+            say(f"{model} at {ctx} tokens, {asked.bits} bits: {asked.seconds} s for {', '.join(asked.kernels)}")
             found = _tune_one(model, ctx, asked, gpu, store=store, say=say)
-            print(to_toml(model, ctx, found), flush=True)
+            name = entry_name(model, asked.bits)
+            print(to_toml(name, ctx, found), flush=True)
             if asked.write:
-                say(f"kept in {keep(model, ctx, found, gpu)}")
+                say(f"kept in {keep(name, ctx, found, gpu)}")
 
 
 def _tune_one(model: str, ctx: int, asked: Wish, gpu: str, *, store: Path, say: Say) -> Tiles:
@@ -84,16 +89,18 @@ def _tune_one(model: str, ctx: int, asked: Wish, gpu: str, *, store: Path, say: 
     from decodegap.fused import bench
 
     pdl = fused.can_overlap("cuda")
-    start = load_tiles(model, gpu, ctx)
+    start = load_tiles(model, gpu, ctx, asked.bits)
     with torch.inference_mode():
-        loaded, truth = bench.start(model, ctx)
+        loaded, truth = bench.start(model, ctx, bits=asked.bits)
         options = {name: candidates(name, loaded.shape, ctx) for name in asked.kernels}
         say(f"compiling {sum(map(len, options.values()))} candidates with {os.cpu_count()} processes")
         rejected = unfit(loaded, start, options, pdl=pdl)
         say(f"{len(rejected)} of them spill registers or do not compile, and are left out")
-        conditions = {"gpu": gpu, "model": model, "ctx": ctx, "pdl": pdl, **_software()}
+        conditions = {"gpu": gpu, "model": model, "ctx": ctx, "bits": asked.bits, "pdl": pdl, **_software()}
         digest = hashlib.sha256(repr(sorted(conditions.items())).encode()).hexdigest()[:8]
-        book = tune.journal(store / gpu / "tuning" / f"{model}_{ctx}_{digest}.jsonl", conditions)
+        book = tune.journal(
+            store / gpu / "tuning" / f"{entry_name(model, asked.bits)}_{ctx}_{digest}.jsonl", conditions
+        )
         if book.known:
             say(f"{len(book.known)} comparisons are known from earlier runs")
         card = card_of(loaded, truth, rejected, pdl=pdl)
@@ -202,7 +209,7 @@ def keep(model: str, ctx: int, tiles: Tiles, gpu: str, folder: Path = FOLDER) ->
 
 def _software() -> dict[str, str]:
     """Versions of compiler and library, and a hash of the sources that a time depends on."""
-    here = Path(__file__).resolve().parent / "fused"
-    digest = hashlib.sha256(b"".join((here / name).read_bytes() for name in TUNED_ON)).hexdigest()[:12]
+    sources = sorted((Path(__file__).resolve().parent / "fused").glob("*.py"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
     found = versions()
     return {"torch": found.get("torch", ""), "triton": f"Triton {found.get('triton', '')}", "sources": digest}

@@ -20,12 +20,12 @@ def tune(ctx: "Context") -> None:
 
 def bench_kernels(ctx: "Context") -> None:
     """Time each kernel of the fused step on the card that is here."""
-    from decodegap import gpus, kernel_bench, runner
+    from decodegap import gpus, kernel_bench, runner, tune_card
 
-    model, tokens = kernel_bench.cell(os.environ)
+    (model, tokens), bits = kernel_bench.cell(os.environ), tune_card.bits_of(os.environ)
     gpus.require(ctx.request.gpu, ctx.devices)
     with runner.hold(ctx.store):
-        for text in kernel_bench.measured(model, tokens, ctx.gpu.slug):
+        for text in kernel_bench.measured(model, tokens, ctx.gpu.slug, bits):
             print(text, flush=True)
 
 
