@@ -62,28 +62,41 @@ def measure(task: Task, setup: Setup, device: gpus.Device | None, found: "Findin
     """
     names = plan_ladder.order(plan_ladder.groups(task.cell.gpu)[task.cell.arm], task.session)
     shared = [name for name in names if name not in plan_ladder.OWN]
-    own = [name for name in names if name in plan_ladder.OWN]
-    bits = FULL_BITS if shared else ledger.own_bits(own[0])  # a session is all in 4 bits, or in none
+    own = _possible([name for name in names if name in plan_ladder.OWN], setup.device, found)
+    bits = FULL_BITS if shared or not own else ledger.own_bits(own[0])  # a session is all in 4 bits, or in none
     with found.timed("reference"):
         bench = Bench(task, device, setup.device, found, _judge(setup, bits))
     _release()
     found.before = machine.state(device)
     steps = _timed(bench, _makers(shared, setup))
     timed = list(steps)
-    if own and setup.device != "cpu":  # on a CPU they say no, and take nothing
+    if own:
         steps.clear()
         _release()
-    fused = _timed(bench, _fused(own, setup) if own else {})
-    found.after = machine.state(device)
-    _prove(bench, fused)
-    if timed and not steps:
+        fused = _timed(bench, _fused(own, setup))
+        found.after = machine.state(device)
+        _prove(bench, fused)
         fused.clear()
         _release()
         with found.timed("prepare again"):
-            anew = replace(setup, net=arms.built(task, setup.device))
+            anew = replace(setup, net=arms.built(task, setup.device)) if timed else setup
             steps = {name: make() for name, make in _makers(timed, anew).items()}
+    else:
+        found.after = machine.state(device)
     _prove(bench, steps)
     _conclude(task, names, found)
+
+
+def _possible(own: list[str], device: str, found: "Findings") -> list[str]:
+    """Those of our own rungs that can run here; the others are noted with the reason."""
+    from decodegap import fused
+
+    try:
+        fused.require(device)
+    except UnsupportedError as error:
+        found.refused.update(dict.fromkeys(own, str(error)))
+        return []
+    return own
 
 
 def _judge(setup: Setup, bits: int = 16) -> Callable[[str, torch.Tensor], Check]:
@@ -122,7 +135,6 @@ def _fused(names: list[str], setup: Setup) -> Makers:
     loaded = cache(partial(fused.load, setup))
 
     def make(name: str) -> Step:
-        fused.require(setup.device)
         from decodegap.fused.step import capture  # which needs Triton
 
         bits, can_overlap = ledger.own_bits(name), fused.can_overlap(setup.device)

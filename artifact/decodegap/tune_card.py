@@ -112,41 +112,36 @@ def _tune_one(model: str, ctx: int, asked: Wish, gpu: str, *, store: Path, say: 
 
 def card_of(loaded: "Loaded", truth: "Truth", rejected: Mapping[tuple[str, Tile], str], *, pdl: bool) -> Card:
     """The card that is here, with this model loaded."""
-    from decodegap.arms import Step
+    from decodegap.arms import Step  # noqa: TC001 - the import of torch that it brings belongs here
     from decodegap.fused import bench
     from decodegap.fused.step import capture
 
     kept: dict[Tiles, Step] = {}  # the best tiles' graph, which every comparison needs
 
-    def step_of(best: Tiles) -> Step:
-        if best not in kept:
-            kept.clear()
-            kept[best] = capture(loaded, best, pdl=pdl)
-        return kept[best]
+    def best_ms(best: Tiles, steps: int) -> float:
+        try:
+            if best not in kept:
+                kept.clear()
+                kept[best] = capture(loaded, best, pdl=pdl)
+            return bench.loop_ms(kept[best], loaded.device, steps)
+        except Exception as error:  # noqa: BLE001 - a driver throws what it likes
+            raise NotMeasuredError(
+                f"the best tiles so far do not run any more ({type(error).__name__}: {str(error)[:200]}); what was "
+                "tried is kept, and the same command goes on from here"
+            ) from None
 
     def compare(best: Tiles, candidate: Tiles, closely: bool) -> tuple[float, float]:
         steps = CLOSE_STEPS if closely else QUICK_STEPS
-        standing = step_of(best)
-        before_ms = bench.loop_ms(standing, "cuda", steps)
+        before_ms = best_ms(best, steps)
         try:
             step = capture(loaded, candidate, pdl=pdl)
-            step_ms = bench.loop_ms(step, "cuda", steps)
-            if not closely:
-                return before_ms, step_ms
-            again_ms = bench.loop_ms(step, "cuda", steps)
-            return (before_ms + bench.loop_ms(standing, "cuda", steps)) / 2, (step_ms + again_ms) / 2
+            step_ms = bench.loop_ms(step, loaded.device, steps)
+            again_ms = bench.loop_ms(step, loaded.device, steps) if closely else step_ms
         except Exception:
-            _alive(standing)
+            best_ms(best, 1)  # a candidate that takes the card with it is not only its own failure
             raise
-
-    def _alive(standing: Step) -> None:
-        try:
-            bench.loop_ms(standing, "cuda", 1)
-        except Exception as error:  # noqa: BLE001 - a driver throws what it likes
-            raise NotMeasuredError(
-                f"the card no longer runs what it ran before ({type(error).__name__}); what was tried is kept, and the "
-                "same command goes on from here"
-            ) from None
+        after_ms = best_ms(best, steps) if closely else before_ms
+        return (before_ms + after_ms) / 2, (step_ms + again_ms) / 2
 
     def fault(candidate: Tiles) -> str:
         line = bench.check_line(capture(loaded, candidate, pdl=pdl), truth)
