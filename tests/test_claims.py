@@ -62,7 +62,8 @@ def test_every_claim_has_a_verdict_on_the_shipped_records() -> None:
     found = review.judged()
     assert {verdict.claim.id for verdict in found} == {claim.id for claim in CLAIMS}
     assert all(verdict.word in verdicts.WORDS and verdict.detail for verdict in found)
-    assert not [v.claim.id for v in found if v.word == "not reproduced"]
+    missed = [v.claim.id for v in found if v.word == "not reproduced"]
+    assert not [name for name in missed if not name.endswith("-goal")], "a goal may be missed, and is said to be"
     study = {v.claim.id for v in found if v.claim.gpu in ("h100", "a100", "l40s", "l4")}
     assert not study & {v.claim.id for v in found if v.word == "reproduced"}, "no card of the study was measured"
 
@@ -337,14 +338,15 @@ def test_verify_prints_writes_and_exits(
     assert cli.main(["verify"]) == 0
     shown = capsys.readouterr().out
     assert "Headline: L4, Qwen2.5-7B, ctx 2048: fraction of the floor: not reproduced" in shown
-    assert "1 not reproduced" in shown
+    missed = 1 + sum(verdict.word == "not reproduced" for verdict in review.judged())  # the L4's, and shipped goals
+    assert f"{missed} not reproduced" in shown
     written = {path.name for path in (tmp_path / "l4" / "report").iterdir()}
     assert {"claims.md", "claims.csv", "claims.tex", "claims.json"} <= written
     data = json.loads((tmp_path / "l4" / "report" / "claims.json").read_text(encoding="utf-8"))
-    assert data["counts"]["not reproduced"] == 1
+    assert data["counts"]["not reproduced"] == missed
     monkeypatch.setenv("STRICT", "1")
     assert cli.main(["verify"]) == 1
-    assert "STRICT: 1 claims are not reproduced" in capsys.readouterr().err
+    assert f"STRICT: {missed} claims are not reproduced" in capsys.readouterr().err
 
 
 def test_costs_are_sums_of_the_records() -> None:

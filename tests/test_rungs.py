@@ -15,6 +15,7 @@ from decodegap.probes import ReadProbe
 from decodegap.schema import Ran
 from decodegap.session import Findings
 
+STILL = Step(run=lambda: None, reset=lambda: None, logits=lambda: torch.zeros(1))
 NAMES = ("eager", "eager-pinned", *plan_ladder.OWN)  # without the rung that takes seconds to compile
 
 
@@ -123,7 +124,27 @@ def test_the_sustained_loop_lasts_its_seconds_and_stays_near_its_context() -> No
     assert series.sustained is not None
     assert series.energy_j_per_step is None
     assert max(lengths) <= stepping.CTX + timing.SUSTAINED_RESET_STEPS
-    assert series.sustained.steps * series.sustained.step_ms > 0
+    assert series.sustained.steps * series.sustained.step_ms >= 300
+
+
+def test_a_loop_that_was_too_short_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def faster(_step: Step, _device: str, steps: int, _state: object) -> tuple[float, None]:
+        asked.append(steps)
+        return 0.5 * steps, None  # ms: half of what a step takes alone
+
+    single = timing.measure("eager", STILL, "cpu", task().protocol, lambda: None).model_copy(
+        update={"free_total_ms": 10.0, "free_steps": 10}
+    )
+    monkeypatch.setattr(timing, "measure", lambda *_: single)
+    monkeypatch.setattr(timing, "sustained", faster)
+    series = timing.measure_sustained(
+        "eager", STILL, "cpu", task(energy_seconds=2.0).protocol, energy_mj=lambda: None, state=lambda: None
+    )
+    assert series.sustained is not None
+    assert asked == [2101, 4201]
+    assert series.sustained.steps * series.sustained.step_ms >= 2000
 
 
 def test_without_a_fused_step_nothing_is_built_twice(monkeypatch: pytest.MonkeyPatch) -> None:

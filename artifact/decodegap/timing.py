@@ -121,9 +121,14 @@ def measure_sustained(
         return single
     free_ms = max(single.free_total_ms / single.free_steps, 1e-3)
     steps = round(SUSTAINED_MARGIN * protocol.energy_seconds * 1e3 / free_ms) + 1
-    before, before_mj = state(), energy_mj()
-    total_ms, during = sustained(step, device, steps, state)
-    after_mj, after = energy_mj(), state()
+    while True:
+        before, before_mj = state(), energy_mj()
+        total_ms, during = sustained(step, device, steps, state)
+        after_mj, after = energy_mj(), state()
+        if total_ms >= protocol.energy_seconds * 1e3:
+            break
+        # Faster than it was alone, which a noisy host is now and then: once more, as long as it should be.
+        steps = round(SUSTAINED_MARGIN * steps * protocol.energy_seconds * 1e3 / max(total_ms, 1e-3)) + 1
     step.reset()
     return single.model_copy(
         update={
