@@ -225,9 +225,10 @@ fuzz: ## bad input of every kind: CASES=10000
 	@$(filter-out --unset=CASES,$(unset)) "$$PY" -m pytest tests/fuzz --cases "$${CASES:-10000}"
 
 .PHONY: coverage
-coverage: ## branch coverage of the library, and what is not covered
+coverage: ## branch coverage of the library in all, and what is not covered, as docs/coverage.md
 	@$(call need,analysis measure dev)
-	@$(unset) "$$PY" -m pytest -m "not gpu" --cov --cov-report=term-missing:skip-covered
+	@$(unset) "$$PY" -m pytest -m "not gpu" --cov --cov-report=json:build/coverage.json
+	@"$$PY" tests/uncovered.py build/coverage.json docs/coverage.md
 
 .PHONY: test-gpu
 test-gpu: ## the tests that need one, with the interpreter there is; nothing is installed
