@@ -15,6 +15,7 @@ from decodegap import (
     quant_results,
     quant_why,
     render,
+    steadiness,
     tables,
     tables_ab,
     tables_anatomy,
@@ -120,10 +121,16 @@ def name_for(view: View, name: str) -> str | None:
 
 
 def table(view: View, name: str) -> Table:
-    """Table `name` of `view`; it says how many shipped records could not stand in it."""
+    """Table `name` of `view`; it says what marks unstable steps, and how many records could not stand in it."""
     made = (CPU_TABLES if view.is_cpu else TABLES)[name](view)
-    note = f"{view.left_out} shipped or imported records were measured by another protocol and are not shown here."
-    return replace(made, notes=(*made.notes, note)) if view.left_out else made
+    notes = list(made.notes)
+    if any(steadiness.MARK in text for row in made.rows for text in row):
+        notes.append(steadiness.NOTE)
+    if view.left_out:
+        notes.append(
+            f"{view.left_out} shipped or imported records were measured by another protocol and are not shown here."
+        )
+    return replace(made, notes=tuple(notes))
 
 
 def figure(view: View, name: str) -> "Figure":

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from decodegap import gpus, models, stats
+from decodegap import gpus, models, stats, steadiness
 from decodegap.errors import BadRecordError
 from decodegap.rows import CellRow, SessionRow, Store
 from decodegap.schema import Protocol, Record, Series, canonical
@@ -158,6 +158,7 @@ def _session(record: Record, series: Series | None, store: Store) -> SessionRow:
         cache_mib=machine.last_level_cache_mib if machine else None,
         stand_in=record.stand_in,
         flags=tuple(record.flags),
+        unstable=bool(steadiness.doubts(record, series)),
         started_at=record.started_at,
         record=record.content_hash,
     )
@@ -205,6 +206,7 @@ def _cell(group: Sequence[SessionRow], hosts: tuple[str, ...]) -> CellRow:
         high_ms=summary.high if summary else None,
         spread=summary.spread if summary else "",
         flags=tuple(sorted({flag for row in group for flag in row.flags})),
+        unstable=sum(row.unstable for row in group),
         started_at=max(row.started_at for row in group),
         records=tuple(row.record for row in group),
     )
@@ -215,10 +217,9 @@ _MEDIANS = (
     "floor_published_ms", "floor_streamed_ms", "floor_achievable_ms",
     "peak_gb_s", "read_gb_s", "dispatch_us", "cache_mib",
 )  # fmt: skip
+_SUMMARISED = {"reason", "step_ms", "flags", "unstable", "started_at"}
 _SAME = tuple(
-    f.name
-    for f in fields(CellRow)
-    if f.name in {s.name for s in fields(SessionRow)} - set(_MEDIANS) - {"reason", "step_ms", "flags", "started_at"}
+    f.name for f in fields(CellRow) if f.name in {s.name for s in fields(SessionRow)} - set(_MEDIANS) - _SUMMARISED
 )
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from decodegap import floor, frame, gpus, measures_quant, models
+from decodegap import floor, frame, gpus, measures_quant, models, steadiness
 from decodegap.claims import Claim, Found
 from decodegap.plan import PAPER_CONTEXTS
 from decodegap.published import DTYPE
@@ -65,7 +65,8 @@ def fraction(claim: Claim, records: Sequence[Record]) -> Found | None:
     hosts = f" on {len(rows)} hosts, mean of their fractions" if len(rows) > 1 else ""
     each = _fractions(rows)
     span = f" from {min(each):.3f} to {max(each):.3f}" if len(each) > 1 else ""
-    return Found(statistics.fmean(values), f"{len(each)} sessions{span}{hosts}")
+    unstable = f", {shaky} unstable" if (shaky := sum(row.unstable for row in rows)) else ""
+    return Found(statistics.fmean(values), f"{len(each)} sessions{span}{unstable}{hosts}")
 
 
 def over_cells(pick: Callable[[list[float]], float]) -> "Callable[[Claim, Sequence[Record]], Found | None]":
@@ -102,7 +103,7 @@ def pair_ratio(claim: Claim, records: Sequence[Record]) -> Found | None:
     pairs = _pairs(records, claim.model, claim.ctx)
     if not pairs:
         return None
-    return Found(statistics.fmean(ratio for ratio, _ in pairs), f"{len(pairs)} sessions")
+    return Found(statistics.fmean(ratio for ratio, _ in pairs), f"{len(pairs)} sessions{_unstable(claim, records)}")
 
 
 def pair_ratio_min(_claim: Claim, records: Sequence[Record]) -> Found | None:
@@ -114,7 +115,9 @@ def pair_ratio_min(_claim: Claim, records: Sequence[Record]) -> Found | None:
 def pair_saving_ms(claim: Claim, records: Sequence[Record]) -> Found | None:
     """Mean over sessions of the milliseconds that the graph saves."""
     pairs = _pairs(records, claim.model, claim.ctx)
-    return Found(statistics.fmean(saved for _, saved in pairs), f"{len(pairs)} sessions") if pairs else None
+    if not pairs:
+        return None
+    return Found(statistics.fmean(saved for _, saved in pairs), f"{len(pairs)} sessions{_unstable(claim, records)}")
 
 
 def read_share(_claim: Claim, records: Sequence[Record]) -> Found | None:
@@ -284,6 +287,12 @@ def _pairs(records: Iterable[Record], model: str | None, ctx: int | None) -> lis
         if EAGER in steps and GRAPH in steps:
             found.append((steps[EAGER] / steps[GRAPH], steps[EAGER] - steps[GRAPH]))
     return found
+
+
+def _unstable(claim: Claim, records: Iterable[Record]) -> str:
+    """How many A/B sessions of the claim's cell did not hold still, in words; empty if all did."""
+    found = sum(bool(steadiness.doubts(record)) for record in _of(records, "graphs", claim.model, claim.ctx, "ab"))
+    return f", {found} unstable" if found else ""
 
 
 def _anatomies(records: Iterable[Record]) -> list[tuple[Record, Anatomy]]:

@@ -6,7 +6,7 @@ import statistics
 import tomllib
 from collections.abc import Iterable, Sequence
 
-from decodegap import claims, frame, gpus, models, stats, tensions, verdicts
+from decodegap import claims, frame, gpus, models, stats, steadiness, tensions, verdicts
 from decodegap.launch import ARM_ORDER
 from decodegap.measures import GRAPH_LAUNCHED
 from decodegap.numbers import CONTEXT_WORDS, NOT_MEASURED, letters
@@ -153,6 +153,7 @@ def _costs(mine: Sequence[Record]) -> dict[str, str]:
     return out | {
         "PeakMemory": _text(max(peaks) / 1e9 if peaks else None, 1),
         "SessionsAll": str(len(mine)) if mine else NOT_MEASURED,
+        "SessionsUnstable": str(sum(bool(steadiness.doubts(r)) for r in mine)) if mine else NOT_MEASURED,
         "SessionSpread": f"{statistics.median(spans):.0%}" if spans else NOT_MEASURED,
         "SessionSpreadWorst": f"{max(spans):.0%}" if spans else NOT_MEASURED,
     }

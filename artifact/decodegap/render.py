@@ -105,6 +105,7 @@ LATEX = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", "†": r"\textdagger{}", "‡": r"\textdaggerdbl{}", "§": r"\S{}", "—": r"\textemdash{}",
     "–": r"\textendash{}", "×": r"\texttimes{}", "µ": r"\textmu{}", "≥": r"\ensuremath{\geq}", "…": r"\ldots{}",
+    "¶": r"\P{}",
     "\n": " ", "\r": " ",
 }  # fmt: skip
 

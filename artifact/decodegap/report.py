@@ -215,7 +215,9 @@ def _line(cell: Cell, wanted: int, rows: Sequence[CellRow], study: Published, fi
             tags = {row.host for row in ok}
             hosts = f", {len(tags)} hosts" if len(tags) > 1 else ""
             few = f" of {wanted}" if number < wanted else ""
-            return Line(cell, "measured", f"{number}{few} sessions, {store}{hosts}", store)
+            shaky = max(row.unstable for row in ok)
+            unstable = f", {shaky} unstable" if shaky else ""
+            return Line(cell, "measured", f"{number}{few} sessions, {store}{hosts}{unstable}", store)
     failed = "; ".join(f"{row.outcome}: {row.reason}" for row in here)
     if _is_quoted(cell, study):
         return Line(cell, "published", failed or f"arXiv {study.paper.arxiv}")

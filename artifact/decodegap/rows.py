@@ -54,6 +54,7 @@ class SessionRow:
     cache_mib: float | None
     stand_in: bool
     flags: tuple[str, ...]
+    unstable: bool  # whether its timing did not hold still (steadiness.py)
     started_at: str
     record: str  # content hash
 
@@ -111,5 +112,6 @@ class CellRow:
     cache_mib: float | None
     stand_in: bool
     flags: tuple[str, ...]
+    unstable: int  # sessions whose timing did not hold still (steadiness.py)
     started_at: str  # of the newest session
     records: tuple[str, ...]

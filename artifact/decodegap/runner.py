@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
-from decodegap import fitness, gate, gpus, progress, records
+from decodegap import fitness, gate, gpus, progress, records, steadiness
 from decodegap.errors import BadInputError, BadRecordError, NotMeasuredError, StoreError
 from decodegap.paths import HERE
 from decodegap.plan import Task, task_to_json
@@ -205,10 +205,12 @@ def _result(record: Record) -> str:
     if record.checks and not record.series:
         passed = sum(check.passed for check in record.checks)
         return f"{passed} of {len(record.checks)} arms agree with the reference"
+    doubts = steadiness.doubts(record)
+    unstable = f", unstable: {doubts[0]}" if doubts else ""
     if len(record.series) > 2:
-        return ", ".join(f"{series.arm} {series.step_ms:.2f}" for series in record.series) + " ms"
+        return ", ".join(f"{series.arm} {series.step_ms:.2f}" for series in record.series) + f" ms{unstable}"
     ratio = f", {record.pair.ratio:.3f}x" if record.pair else ""
-    return f"{record.step_ms:.2f} ms{ratio}"
+    return f"{record.step_ms:.2f} ms{ratio}{unstable}"
 
 
 def _session(attempt: Attempt) -> str:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from decodegap import steadiness
 from decodegap.frame import records_hash
 from decodegap.grid import (
     CACHE_FACTOR,
@@ -111,8 +112,11 @@ def share(fact: Fact) -> str:
 
 
 def step_text(row: CellRow) -> str:
-    """Mean step and its spread: an interval in brackets, a range with `range`, nothing for a degenerate one."""
-    step = number(row.step_ms, 4)
+    """Mean step and its spread: an interval in brackets, a range with `range`, nothing for a degenerate one.
+
+    A step of sessions that did not hold still carries their mark.
+    """
+    step = number(row.step_ms, 4) + (steadiness.MARK if row.unstable else "")
     if row.spread == "degenerate" or row.low_ms is None or row.high_ms is None:
         return step
     spread = f"{number(row.low_ms, 4)}–{number(row.high_ms, 4)}"
@@ -170,6 +174,7 @@ def _provenance(row: CellRow | None) -> dict[str, Any]:
         "hosts": len(row.hosts) if row else None,
         "sessions": row.sessions if row and row.outcome == "ok" else 0,
         "flags": "; ".join(row.flags) if row else "",
+        "unstable_sessions": row.unstable if row else 0,
         "records": " ".join(row.records) if row else "",
     }
 

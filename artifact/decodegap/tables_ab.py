@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from decodegap import gpus, launch, stats
+from decodegap import gpus, launch, stats, steadiness
 from decodegap.frame import records_hash
 from decodegap.grid import LEGEND, MARKS, NOT_MEASURED, model_label
 from decodegap.launch import Kept, Paired, PairedSession
@@ -140,14 +140,21 @@ def _pair_row(pair: Paired) -> tuple[str, ...]:
     return (
         *head,
         count,
-        number(eager, 4),
-        number(other, 4),
+        number(eager, 4) + _unstable(pair, pair.first),
+        number(other, 4) + _unstable(pair, pair.second),
         number(eager - other, 4),
         number(summary.mean, 4),
         number(_median(pair), 4),
         *_interval_texts(pair),
         f"measured, {cell.store}",
     )
+
+
+def _unstable(pair: Paired, arm: str) -> str:
+    """The mark of an arm that did not hold still in one of the sessions."""
+    found = [(each.kept.record, series) for each in pair.counted for series in each.kept.record.series]
+    shaky = any(series.arm == arm and steadiness.doubts(record, series) for record, series in found)
+    return steadiness.MARK if shaky else ""
 
 
 def _interval_texts(pair: Paired) -> list[str]:

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from decodegap import steadiness
 from decodegap.frame import from_frame, records_hash
 from decodegap.grid import LEGEND, MARKS, model_label
 from decodegap.published import Published
@@ -144,7 +145,8 @@ def _action_row(row: CellRow) -> tuple[str, ...]:
     host = f"{row.hosts.index(row.host) + 1} of {len(row.hosts)}"
     rates = [number(data[f"actions_{n}_per_s"]) for n in ACTION_TOKENS]
     system = row.gpu_label + whose(row.store)
-    return (system, model_label(row.model), str(row.ctx), row.experiment, row.arm, number(row.step_ms, 4),
+    step = number(row.step_ms, 4) + (steadiness.MARK if row.unstable else "")
+    return (system, model_label(row.model), str(row.ctx), row.experiment, row.arm, step,
             number(data["tokens_per_s"]), *rates, number(row.energy_j_per_step), str(row.sessions), host)  # fmt: skip
 
 
