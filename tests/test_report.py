@@ -222,7 +222,12 @@ def test_the_notebook_runs_in_a_checkout_and_shows_every_figure_at_its_print_siz
     checkout = tmp_path / "checkout"
     for folder in ("artifact/decodegap", "artifact/published"):
         shutil.copytree(HERE.root / folder, checkout / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("figures/paper.mplstyle", "notebooks/05_paper.ipynb", "artifact/claims.toml"):
+    for file in (
+        "figures/paper.mplstyle",
+        "notebooks/05_paper.ipynb",
+        "artifact/claims.toml",
+        "requirements/sizes.toml",
+    ):
         (checkout / file).parent.mkdir(exist_ok=True)
         shutil.copyfile(HERE.root / file, checkout / file)
     write(grid("h200", sessions=1), checkout / "artifact" / "results")

@@ -15,7 +15,7 @@ def macros(shipped: Sequence[Record]) -> dict[str, str]:
     """Name -> text of each; `n/m` where nothing is measured, and the same names whatever records there are."""
     mine = [r for r in shipped if (r.cell.gpu, r.cell.experiment) == (GPU, plan_ladder.EXPERIMENT)]
     rows = [row for row in frame.cells(frame.sessions(mine, "shipped")) if row.outcome == "ok"]
-    out = {"LadderSessions": str(len({h for row in rows for h in row.records})) if rows else NOT_MEASURED}
+    out: dict[str, str] = {}
     for model, contexts in plan_ladder.CONTEXTS.items():
         for ctx in contexts:
             cell = letters(re.split(r"[^a-z]", model)[0], CONTEXT_WORDS[ctx])

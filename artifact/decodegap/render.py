@@ -5,8 +5,10 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+RANGE = "(range "
 SAID_BY_MARKS = re.compile(r"^(measured, |predicted: |missing: )")
 LINES_PER_HEADING = 2  # with fewer lines a block, headings would cost more room than the columns they replace
 
@@ -28,6 +30,7 @@ class Table:
     notes: tuple[str, ...]
     data: tuple[dict[str, Any], ...]
     records: str  # hash of the records behind it
+    unprinted: tuple[str, ...] = ()  # headers of columns that a page has no room for
 
 
 def markdown(table: Table) -> str:
@@ -51,21 +54,28 @@ def csv_text(table: Table) -> str:
 def latex(table: Table) -> str:
     """`table` as a full-width LaTeX float (booktabs) with caption, label and notes; every text escaped.
 
-    To be readable at the width of a page, the leading columns that say the same in every line of a block, such as its
-    GPU, become a heading above the block, and a source does not repeat what the marks say.
+    To be readable at the width of a page, leading columns that stay the same for several lines, such as the GPU, become
+    a heading above them, a source does not repeat what the marks say, one note says what parentheses are instead of
+    each range, and `unprinted` columns are left out.
     """
-    lifted, source = _lifted(table), table.headers.index("Source") if "Source" in table.headers else None
-    numeric, headers = table.numeric[lifted:], table.headers[lifted:]
-    columns = "".join("r" if right else "l" for right in numeric)
+    lifted = _lifted(table)
+    kept = [column for column, header in enumerate(table.headers) if column >= lifted and header not in table.unprinted]
+    columns = "".join("r" if table.numeric[column] else "l" for column in kept)
     body: list[str] = []
+    above: tuple[str, ...] = ()
     for index, row in enumerate(table.rows):
-        if not index or table.groups[index] != table.groups[index - 1]:
-            body += [r"\addlinespace"] if index and lifted else [r"\midrule"] if index else []
-            heading = ", ".join(latex_escape(text) for text in row[:lifted])
-            body += [rf"\multicolumn{{{len(headers)}}}{{@{{}}l}}{{\textit{{{heading}}}}} \\"] if lifted else []
-        shown = [SAID_BY_MARKS.sub("", text) if column == source else text for column, text in enumerate(row)]
-        body.append(" & ".join(latex_escape(text) for text in shown[lifted:]) + r" \\")
-    notes = " ".join(latex_escape(note) for note in table.notes)
+        if index and table.groups[index] != table.groups[index - 1]:
+            body.append(r"\addlinespace" if lifted else r"\midrule")
+        if row[:lifted] != above:
+            above = row[:lifted]
+            heading = ", ".join(latex_escape(text) for text in above)
+            body.append(rf"\multicolumn{{{len(kept)}}}{{@{{}}l}}{{\textit{{{heading}}}}} \\")
+        shown = (SAID_BY_MARKS.sub("", row[c]) if table.headers[c] == "Source" else row[c] for c in kept)
+        body.append(" & ".join(latex_escape(text.replace(RANGE, "(")) for text in shown) + r" \\")
+    shortened = any(RANGE in text for row in table.rows for text in row)
+    said = ["In parentheses after a step: its range."] * shortened
+    said += [f"Not in print: {', '.join(table.unprinted)}."] * bool(table.unprinted)
+    notes = " ".join(latex_escape(note) for note in (*table.notes, *said))
     return "\n".join(
         [
             f"% records {table.records}",
@@ -75,7 +85,7 @@ def latex(table: Table) -> str:
             rf"\label{{tab:{table.name}}}",
             rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}",
             r"\toprule",
-            " & ".join(latex_escape(text) for text in headers) + r" \\",
+            " & ".join(latex_escape(table.headers[column]) for column in kept) + r" \\",
             r"\midrule",
             *body,
             r"\bottomrule",
@@ -88,15 +98,15 @@ def latex(table: Table) -> str:
 
 
 def _lifted(table: Table) -> int:
-    """How many leading columns are the same throughout each block, where a block has several lines."""
-    blocks: dict[str, list[tuple[str, ...]]] = {}
-    for group, row in zip(table.groups, table.rows, strict=True):
-        blocks.setdefault(group, []).append(row)
-    if len(table.rows) < LINES_PER_HEADING * len(blocks):
-        return 0
+    """How many leading columns to lift: those that stay the same within each block and for two lines on average."""
     found = 0
-    while found < len(table.headers) - 1 and all(len({row[found] for row in rows}) == 1 for rows in blocks.values()):
-        found += 1
+    for columns in range(1, len(table.headers)):
+        heads = [(group, *row[:columns]) for group, row in zip(table.groups, table.rows, strict=True)]
+        changes = 1 + sum(a[1:] != b[1:] for a, b in pairwise(heads))
+        within = any(a != b and a[0] == b[0] for a, b in pairwise(heads))
+        if within or len(heads) < LINES_PER_HEADING * changes:
+            break
+        found = columns
     return found
 
 

@@ -20,6 +20,7 @@ HEADERS = (
     "GPU", "Model", "Context", "Rung", "Removes (ms)", "Step (ms)", "Of a", "Sustained", "Of a", "MHz", "W", "Floor",
     "Extra", "Ineff.", "Bubbles", "Host", "Resid.", "Launches", "Error", "Sessions", "Source",
 )  # fmt: skip
+COLUMNS = dict(zip(anatomy.PARTS, ("Floor", "Extra", "Ineff.", "Bubbles", "Host"), strict=True))
 PARTS_NOTE = (
     "Floor a: as published. The parts are those of one session, the middle one of those that were dissected; the step "
     "is the mean over all. Error: of the logits against an fp32 reference, over stock eager's own."
@@ -58,6 +59,7 @@ def _table(found: Sequence[Ladder], missing: Sequence[Where], records: str) -> T
         notes=_notes(found, missing),
         data=(*(_data(*line) for line in lines), *map(_missing_data, missing)),
         records=records,
+        unprinted=("MHz", "W", "Resid.", "Error"),
     )
 
 
@@ -111,7 +113,8 @@ def _removed(each: Ladder, rung: Rung) -> tuple[float, float] | None:
 
 def _removed_text(each: Ladder, rung: Rung) -> str:
     span = _removed(each, rung)
-    return f"{rung.removes}: {_ms(span[0])} to {_ms(span[1])}" if span else rung.removes or DASH
+    part = COLUMNS.get(rung.removes, rung.removes)
+    return f"{part}: {_ms(span[0])} to {_ms(span[1])}" if span else part or DASH
 
 
 def _check_text(rung: Rung) -> str:
