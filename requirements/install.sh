@@ -1,6 +1,6 @@
 #!/bin/bash
 # Brings .venv up to the locks: requirements/install.sh SET..., with SET analysis, measure or dev, in this order, or
-# quant, which is optional and brings no dependencies.
+# quant or interpreter, which are optional and bring no dependencies.
 # A set's stamp is a copy of the lock that pip has finished installing, so an interrupted install is finished by the
 # next call, an unchanged lock costs nothing, and the file times that git scrambles decide nothing.
 set -euo pipefail
@@ -38,6 +38,7 @@ size_of() {
         analysis) echo "$(measured analysis packages) packages, $(measured analysis mb) MB in .venv, a minute or two" ;;
         measure) echo "torch and transformers; on Linux the registry's torch is a CUDA build of several GB, and" \
             "PIP_ARGS= can point pip at another; a CPU build: $(measured measure mb) MB in .venv, a minute" ;;
+        interpreter) echo "Triton, for tests of kernels without a GPU, half a minute" ;;
         quant) echo "sources of kernels and a build tool, about 10 MB in .venv, some seconds" ;;
         dev) echo "tests and linters, $(measured dev mb) MB in .venv, half a minute" ;;
     esac
@@ -53,7 +54,7 @@ install_set() {
     local pip=("$python" -m pip --require-virtualenv --disable-pip-version-check --no-input install -qq)
     # The sets below stay in force, so that pip cannot move what they pinned.
     local requirements=() below
-    if [ "$name" = quant ]; then
+    if [ "$name" = quant ] || [ "$name" = interpreter ]; then
         requirements+=(--no-deps --no-build-isolation --requirement "$lock")
     else
         for below in analysis measure dev; do

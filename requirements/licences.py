@@ -15,6 +15,7 @@ SETS = {
     "measure": "measures",
     "dev": "tests and checks the code",
     "quant": "sources of kernels, optional",
+    "interpreter": "runs kernels without a GPU in tests, optional",
 }
 HEAD = """# Licences
 

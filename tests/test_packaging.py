@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MADE_FROM = (
     "pyproject.toml",
     "environment.yml",
-    *(f"requirements/{name}" for name in ("compile.py", "analysis.lock", "measure.lock", "dev.lock", "quant.lock")),
+    "requirements/compile.py",
+    *(f"requirements/{name}.lock" for name in ("analysis", "measure", "dev", "quant", "interpreter")),
 )
 
 
@@ -61,6 +62,7 @@ def test_every_pin_is_exact_and_none_belongs_to_a_cuda_build() -> None:
         for pin in lock_lines(name):
             assert re.fullmatch(r"[a-z0-9-]+==[\w.]+( ; .+)?", pin), pin
             assert pin.startswith("nvidia-ml-py==") or not pin.startswith(("nvidia-", "cuda-", "triton=="))
+    assert lock_lines("interpreter") == ["triton==3.6.0"]  # no part of what measures: its torch brings its own
     assert "torch==2.13.0" in lock_lines("measure")
     assert not any(pin.startswith("torch") for pin in lock_lines("analysis"))
 
@@ -75,6 +77,7 @@ def test_every_pin_is_exact_and_none_belongs_to_a_cuda_build() -> None:
         ("requirements/dev.lock", "ruff==", "numpy==2.4.6\nruff==", "another lock says ==2.2.6"),
         ("requirements/quant.lock", "ninja==", "accelerate==1.13.0\nninja==", "more than pyproject.toml asks for"),
         ("requirements/quant.lock", "gptqmodel==7.6.0", "gptqmodel==7.7.0", "the locks hold ==7.7.0"),
+        ("requirements/interpreter.lock", "triton==3.6.0", "triton==3.7.0", "the locks hold ==3.7.0"),
     ],
 )
 def test_check_names_a_file_that_was_edited(tmp_path: Path, file: str, before: str, after: str, named: str) -> None:
