@@ -235,11 +235,12 @@ test-gpu: ## the tests that need one, with the interpreter there is; nothing is 
 	@$(unset) "$$PY" -m pytest -m gpu
 
 .PHONY: lint
-lint: ## ruff, mypy, and whether the locks and environment.yml agree
+lint: ## ruff, mypy, sp-repo-review, and whether the locks and environment.yml agree
 	@$(call need,analysis measure dev)
 	@$(unset) "$$PY" -m ruff check .
 	@$(unset) "$$PY" -m ruff format --check .
 	@$(unset) "$$PY" -m mypy
+	@$(unset) "$$PY" -m repo_review --show err .
 	@$(unset) "$$PY" requirements/compile.py --check
 
 .PHONY: licences

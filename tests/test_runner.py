@@ -16,6 +16,7 @@ import pytest
 
 from decodegap import plan, records, runner
 from decodegap.errors import BadInputError, NotMeasuredError, StoreError
+from decodegap.paths import HERE
 from decodegap.plan import Task
 
 
@@ -225,21 +226,25 @@ def test_a_session_dies_with_its_runner(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from decodegap import plan, runner\n"
         "req = plan.request(gpu='cpu', models='tiny-llama', contexts='24', sessions=1)\n"
-        "runner.run(plan.baseline(req, 'cpu'), Path(sys.argv[1]))\n"
+        "runner.run(plan.baseline(req, 'cpu'), Path(sys.argv[1]), module='faults.endless_session')\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=runner.environment(None))
-    found: list[int] = []
+    env = runner.environment(None)
+    env["PYTHONPATH"] += os.pathsep + str(HERE.root / "tests")
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=env)
+    found: list[psutil.Process] = []
     deadline = time.monotonic() + 60
     while not found and time.monotonic() < deadline:
-        found = session_pids()
+        found = [child for child in psutil.Process(process.pid).children() if "endless" in " ".join(child.cmdline())]
         time.sleep(0.02)
     time.sleep(1)
     process.kill()
     process.wait()
-    while any(psutil.pid_exists(pid) for pid in found) and time.monotonic() < deadline:
-        time.sleep(0.02)
     assert found
-    assert not any(psutil.pid_exists(pid) for pid in found)
+    _, alive = psutil.wait_procs(found, timeout=10)
+    orphans = [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
+    for orphan in orphans:
+        orphan.kill()
+    assert orphans == []
 
 
 def test_a_cell_that_is_unsupported_here_is_one_line_and_is_not_tried_again(tmp_path: Path) -> None:
