@@ -80,6 +80,14 @@ def test_every_macro_of_the_text_is_generated_or_tex() -> None:
     assert used == korean, "both abstracts say the same numbers"
 
 
+def test_every_number_that_the_text_quotes_is_generated() -> None:
+    """TeX stops at an undefined one; this says so where there is no TeX. TeX's own commands begin with small letters."""
+    text = "\n".join(typeset.texts())
+    own = set(re.findall(r"\\newcommand\{\\([A-Z]\w+)\}", text))
+    quoted = set(re.findall(r"(?<!\\)\\([A-Z][A-Za-z]+)", text)) - {"AddToHook", "LaTeX", "P", "S", "TeX"}
+    assert sorted(quoted - own - set(typeset.macros())) == []
+
+
 def test_an_undefined_number_stops_the_page(at: Places) -> None:
     path = at.paper / "abstract_en.tex"
     path.write_text(path.read_text(encoding="utf-8") + "\\SpeedOfLight", encoding="utf-8")

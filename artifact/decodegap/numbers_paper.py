@@ -142,7 +142,7 @@ def _machine(mine: Sequence[Record]) -> dict[str, str]:
 
 def _costs(mine: Sequence[Record]) -> dict[str, str]:
     out = {}
-    for experiment in ("baseline", "graphs", "quantised"):
+    for experiment in ("baseline", "graphs", "quantised", "ladder"):
         seconds = [sum(r.durations_s.values()) for r in mine if r.cell.experiment == experiment]
         name = letters(experiment)
         out[f"Sessions{name}"] = str(len(seconds)) if seconds else NOT_MEASURED
