@@ -81,7 +81,7 @@ def test_every_macro_of_the_text_is_generated_or_tex() -> None:
 
 
 def test_every_number_that_the_text_quotes_is_generated() -> None:
-    """TeX stops at an undefined one; this says so where there is no TeX. TeX's own commands begin with small letters."""
+    """TeX stops at an undefined one; this says so without TeX. TeX's own commands begin with small letters."""
     text = "\n".join(typeset.texts())
     own = set(re.findall(r"\\newcommand\{\\([A-Z]\w+)\}", text))
     quoted = set(re.findall(r"(?<!\\)\\([A-Z][A-Za-z]+)", text)) - {"AddToHook", "LaTeX", "P", "S", "TeX"}

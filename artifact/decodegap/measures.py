@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from decodegap import floor, frame, gpus, measures_quant, models, steadiness
 from decodegap.claims import Claim, Found
+from decodegap.launch import GRAPH_LAUNCHED
 from decodegap.plan import PAPER_CONTEXTS
 from decodegap.published import DTYPE
 from decodegap.rows import CellRow
@@ -17,7 +18,6 @@ from decodegap.schema import Anatomy, Record
 Evidence = Mapping[str, Sequence[Record]]  # GPU slug -> its records, all of one store
 
 EAGER, GRAPH = "eager-pinned", "graph"
-GRAPH_LAUNCHED = ("graph", "graph-static", "graph-stock", "compiled", "fused-plain", "fused", "fused-int4")
 QUANTISED = ("bf16", "bnb-nf4", "awq-marlin", "gptq-exllamav2")
 STUDY_CELLS = 12  # three models by four contexts
 MIN_FOR_RANGE = 2

@@ -7,8 +7,7 @@ import tomllib
 from collections.abc import Iterable, Sequence
 
 from decodegap import claims, frame, gpus, models, stats, steadiness, tensions, verdicts
-from decodegap.launch import ARM_ORDER
-from decodegap.measures import GRAPH_LAUNCHED
+from decodegap.launch import ARM_ORDER, GRAPH_LAUNCHED
 from decodegap.numbers import CONTEXT_WORDS, NOT_MEASURED, letters
 from decodegap.paths import HERE, Places
 from decodegap.published import Published, Quantity

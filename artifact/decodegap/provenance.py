@@ -192,7 +192,8 @@ def _summary(sources: list[Source]) -> list[str]:
         "hosts": Counter(f"{r.machine.host_tag} ({r.machine.device_name})" for r in every if r.machine),
         "protocols": Counter(r.protocol_hash for r in every),
         "measuring sources": Counter(r.source_hash for r in every),
-        "measured at commit": Counter((r.commit or "unknown")[:12] for r in every),
+        # The sources' hash says what measured: a copied working tree may have carried another commit than its own.
+        "commit of the checkout": Counter((r.commit or "unknown")[:12] for r in every),
         "versions": Counter(", ".join(f"{k} {v}" for k, v in sorted(r.versions.items())) for r in every),
     }
     return [

@@ -69,12 +69,18 @@ def source_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def commit() -> str | None:
-    """The checkout's commit, or None where there is no git or no repository."""
+def commit(root: Path = HERE.root) -> str | None:
+    """The checkout's commit, or None where git knows none or where the library differs from it.
+
+    A copy of a working tree may carry the history of another state, which must not pass for what was measured.
+    """
     try:
-        out = subprocess.run(
-            ["git", "-C", str(HERE.root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10
-        )
+        changed = _git(root, "status", "--porcelain", "--", "artifact/decodegap")
+        return None if changed else _git(root, "rev-parse", "HEAD") or None
     except (OSError, subprocess.SubprocessError):
         return None
-    return out.stdout.strip() or None
+
+
+def _git(root: Path, *question: str) -> str:
+    command = ["git", "-C", str(root), *question]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -127,7 +127,7 @@ def what_it_takes(claim: Claim, gpu: str, evidence: Evidence, sessions: int = 0)
     `sessions` is how many each cell needs where the plan's own number did not settle it.
     """
     if claim.experiment not in experiment.PLANS:
-        return f"needs {_a(gpu)} and the {claim.experiment} experiment, which this version cannot run yet"
+        return f"needs {_a(gpu)} and the {claim.experiment} experiment, which no plan of this version runs"
     cell = [f"MODELS={claim.model}"] * (claim.model is not None) + [f"CONTEXTS={claim.ctx}"] * (claim.ctx is not None)
     more = [f"SESSIONS={sessions}"] * (sessions > 0)
     narrow = " ".join([f"EXPERIMENTS={claim.experiment}", *cell, *more])
