@@ -3,7 +3,10 @@
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import factory_checkpoint
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -16,6 +19,7 @@ from decodegap import (
     models,
     quant_attest,
     quant_bench,
+    quant_checkpoint,
     quant_kernels,
     quant_modules,
     quant_paths,
@@ -137,6 +141,30 @@ def test_codes_come_back_exactly_from_what_the_kernel_reads(slug: str, group: in
     assert torch.equal(made.dequantised(), expected)
     x = torch.randn(1, 1, 3584, device="cuda", dtype=source.weight.dtype)
     assert quant_bench.errors_of(made, x)[0] < 0.01
+
+
+@pytest.mark.parametrize("group", quantise.GROUPS)
+@pytest.mark.parametrize(
+    ("slug", "form"),
+    [
+        ("gptq-marlin", {"method": "gptq"}),
+        ("gptq-exllamav2", {"method": "gptq", "symmetric": False}),
+        ("awq-marlin", {"method": "awq"}),
+    ],
+)
+def test_a_checkpoints_own_codes_are_what_the_kernel_multiplies_by(
+    slug: str, form: dict[str, Any], group: int, tmp_path: Path
+) -> None:
+    path = usable(slug)
+    model = replace(SMALL, config=SMALL.config | {"num_hidden_layers": 1})
+    expected = factory_checkpoint.write(tmp_path, model, group=group, **form)
+    net = quant_checkpoint.build(model, tmp_path, device="cuda", dtype=torch.float16)
+    quant_paths.convert(net, path, "cuda")
+    for name, module in net.named_modules():
+        if isinstance(module, quant_paths.QuantLinear):
+            assert torch.equal(module.dequantised().cpu(), expected[f"{name}.weight"]), name
+            x = torch.randn(1, 1, module.in_features, device="cuda", dtype=torch.float16)
+            assert quant_bench.errors_of(module, x)[0] < 0.01, name
 
 
 # --- steps, launched and replayed ------------------------------------------------------------------------------------

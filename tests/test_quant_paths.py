@@ -140,6 +140,14 @@ def test_a_shape_that_a_path_cannot_hold_is_refused_in_one_line() -> None:
         quant_paths.convert(net, PATHS["int4-tinygemm"], "cpu")
 
 
+def test_layers_are_made_in_the_groups_that_are_asked_for() -> None:
+    linear = torch.nn.Linear(256, 128).requires_grad_(requires_grad=False)
+    for given, group in (({}, 128), ({"group": 64}, 64)):
+        make = quant_paths.maker(PATHS["int4-tinygemm"], "cpu", largest=linear.weight.numel(), **given)
+        assert make is not None
+        assert make(linear).group == group
+
+
 # --- what cannot run here --------------------------------------------------------------------------------------------
 
 

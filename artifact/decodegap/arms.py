@@ -3,12 +3,13 @@
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.nn.attention import SDPBackend
 from transformers import DynamicCache, PreTrainedModel
 
-from decodegap import decode, models
+from decodegap import decode, models, quant_checkpoint
 from decodegap.errors import BadInputError
 from decodegap.plan import Task
 
@@ -27,16 +28,24 @@ class Setup:
 
 
 def built(task: Task, device: str) -> PreTrainedModel:
-    """The task's model with its weights on `device`, the same ones every time. Raises as `decode.build` does."""
+    """The task's model with its weights on `device`, the same ones every time. Raises as `decode.build` does.
+
+    A quantised checkpoint is for the experiment on quantised paths alone.
+    """
     cell, protocol = task.cell, task.protocol
-    net = decode.build(
-        models.lookup(cell.model),
-        weights=protocol.weights,
-        weights_dir=task.weights_dir,
-        device=device,
-        dtype=getattr(torch, cell.dtype),
-        seed=protocol.seed,
-    )
+    model, dtype, folder = models.lookup(cell.model), getattr(torch, cell.dtype), Path(task.weights_dir or "")
+    own_codes = cell.experiment == "quantised" and protocol.weights == "local"
+    if own_codes and quant_checkpoint.is_quantised(model, folder):
+        net = quant_checkpoint.build(model, folder, device=device, dtype=dtype)
+    else:
+        net = decode.build(
+            model,
+            weights=protocol.weights,
+            weights_dir=task.weights_dir,
+            device=device,
+            dtype=dtype,
+            seed=protocol.seed,
+        )
     decode.synchronize(device)
     return net
 

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PretrainedConfig, PreTrainedModel
 
+from decodegap import floor
 from decodegap.errors import BadInputError
 from decodegap.models import Model, check_config
 
@@ -49,13 +50,16 @@ def build(
     if weights == "synthetic":
         return _synthetic(transformers_config(model), device, dtype, seed)
     source = str(weights_dir if weights == "local" else model.hf_id)
-    if weights == "local":
-        _check_checkpoint(model, Path(source))
+    if weights == "local" and checkpoint_config(model, Path(source)).get("quantization_config") is not None:
+        raise BadInputError(
+            f"WEIGHTS: {source}: these weights are quantised already; give the 16-bit ones, or measure these as they "
+            f"are with EXPERIMENTS=quantised"
+        )
     net, lacking = _pretrained(source, model.revision if weights == "hub" else None, dtype, model.slug)
     if lacking:  # transformers fills these with random values and a warning
         raise BadInputError(f"WEIGHTS: {source} lacks {len(lacking)} weights of {model.slug}, first {lacking[0]}")
     torch.nn.Module.to(net, device)  # in place; transformers' own `to` is a wrapper for quantised models
-    return _ready(net)
+    return ready(net)
 
 
 def _pretrained(source: str, revision: str | None, dtype: torch.dtype, slug: str) -> tuple[PreTrainedModel, list[str]]:
@@ -77,7 +81,8 @@ def _pretrained(source: str, revision: str | None, dtype: torch.dtype, slug: str
     return net, sorted(info["missing_keys"])
 
 
-def _check_checkpoint(model: Model, folder: Path) -> None:
+def checkpoint_config(model: Model, folder: Path) -> dict[str, Any]:
+    """The `config.json` of the checkpoint in `folder`; raises `BadInputError` if it is not one of `model`."""
     where = f"WEIGHTS: {folder / 'config.json'}"
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -90,32 +95,39 @@ def _check_checkpoint(model: Model, folder: Path) -> None:
         asked = model.config.get(field, False)
         if found.get(field, False) != asked:
             raise BadInputError(f"{where}: {field} is {found.get(field)!r}, {model.slug} has {asked!r}")
-    if found.get("quantization_config") is not None:
-        raise BadInputError(
-            f"{where}: these weights are quantised already; give the 16-bit ones, which each path packs itself"
-        )
+    if (dim := floor.head_dim(found)) != (asked := floor.head_dim(model.config)):
+        raise BadInputError(f"{where}: heads are {dim} wide, those of {model.slug} {asked}")
+    return found
 
 
-def _synthetic(config: PretrainedConfig, device: str, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+def unfilled(config: PretrainedConfig, device: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of `config` on `device` (or `meta`), its parameters allocated in `dtype` and holding nothing yet."""
     from transformers.initialization import no_init_weights
 
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with no_init_weights(), torch.device(device):
-            net = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype)
+            net: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype)
     finally:
         torch.set_default_dtype(before)
+    net.tie_weights()  # left out with the initialisation
+    return net
+
+
+def _synthetic(config: PretrainedConfig, device: str, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+    net = unfilled(config, device, dtype)
     generator = torch.Generator(device=device).manual_seed(seed)
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             parameter.normal_(0.0, INIT_STD, generator=generator)
             if "norm" in name:
                 parameter.add_(1.0)  # gains spread around one, so that a step that forgets them is wrong
-    return _ready(net)
+    return ready(net)
 
 
-def _ready(net: PreTrainedModel) -> PreTrainedModel:
+def ready(net: PreTrainedModel) -> PreTrainedModel:
+    """`net` in evaluation mode, without gradients."""
     net.eval()
     net.requires_grad_(False)
     return net

@@ -101,7 +101,8 @@ def copies(
         return []  # a check that the code runs; a CPU's projections are nobody's result
     short = BEYOND_CACHE * torch.cuda.get_device_properties(device).L2_cache_size - len(modules) * bytes_of(like)
     rows, columns = int(like.out_features), int(like.in_features)  # type: ignore[arg-type]
-    make = quant_paths.maker(path, device, largest=rows * columns)
+    group = int(getattr(like, "group", path.group))  # a checkpoint has its own
+    make = quant_paths.maker(path, device, largest=rows * columns, group=group)
     made: list[torch.nn.Module] = []
     for _ in range(max(0, -(-short // bytes_of(like)))):
         linear = torch.nn.Linear(columns, rows, bias=isinstance(like.bias, torch.Tensor), device=device, dtype=dtype)

@@ -100,9 +100,10 @@ def quantised(setup: Setup, path: QuantPath) -> Quantised:
     """Convert the net of `setup` to `path` in place; the bytes that it holds then. Raises `UnsupportedError`."""
     dense = quant_paths.held(setup.net).packed
     held = quant_paths.convert(setup.net, path, setup.device)
+    _, _, _, first = next(quant_paths.projections(setup.net))
     return Quantised(
         path=path.slug,
-        group=path.group,
+        group=int(getattr(first, "group", path.group)),  # a checkpoint has its own
         packed=held.packed,
         kept=held.weights_streamed - held.packed,
         table=held.weights_all - held.weights_streamed,

@@ -43,6 +43,7 @@ def measure(task: Task, setup: Setup, found: "Findings") -> None:
     for path in (path for path in PATHS.values() if path in here or not path.is_baseline):
         try:
             quant_paths.require(path, setup.device)
+            quant_paths.require_weights(path, setup.net)
         except UnsupportedError as error:
             found.refused[path.slug] = str(error)
         else:

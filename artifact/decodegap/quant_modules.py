@@ -167,10 +167,9 @@ class MarlinLinear(QuantLinear):
     def __init__(self, source: torch.nn.Linear, *, group: int, zero_points: bool, product: Any) -> None:
         super().__init__(source)
         weight = source.weight.detach()
-        quant_tiles.require_marlin(tuple(weight.shape), group)
-        codes = quantise.round_to_nearest(weight, group, weight.dtype, symmetric=not zero_points)
+        codes = quantise.codes_of(source, group, symmetric=not zero_points)
         packed = quant_tiles.marlin(codes, zero_points=zero_points)
-        self.group, self.product = group, product
+        self.group, self.product = codes.group, product
         self.type_id = MARLIN_U4 if zero_points else MARLIN_U4_LESS_8
         # gptqmodel lets AWQ's blocks add up their parts by atomics where a layer is narrow and deep, GPTQ's never.
         self.atomic = zero_points and self.out_features < 2048 <= self.in_features
@@ -237,12 +236,10 @@ class ExllamaLinear(QuantLinear):
         weight = source.weight.detach()
         if weight.dtype != torch.float16:
             raise UnsupportedError(f"ExLlamaV2 computes in float16; a weight in {weight.dtype} would be cast both ways")
-        quantise.require_shape(tuple(weight.shape), group, outputs=32, inputs=32)
-        packed = quantise.gptq(
-            quantise.round_to_nearest(weight, group, weight.dtype, symmetric=True),
-            zeros="true",  # what the kernel subtracts
-        )
-        self.group, self.ops = group, ops
+        codes = quantise.codes_of(source, group, symmetric=True)
+        quantise.require_shape(tuple(weight.shape), codes.group, outputs=32, inputs=32)
+        packed = quantise.gptq(codes, zeros="true")  # what the kernel subtracts
+        self.group, self.ops = codes.group, ops
         self.on_current_stream = ops.name == EXTENSIONS["exllamav2"].namespace
         self.scratch = scratch  # the matrix keeps its address
         self.register_buffer("qweight", packed.qweight)

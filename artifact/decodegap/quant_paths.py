@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from decodegap import quant_kernels
+from decodegap import quant_kernels, quantise
 from decodegap.errors import MissingPackageError, UnsupportedError
 from decodegap.quant_catalogue import PATHS, QuantPath
 from decodegap.quant_modules import (
@@ -17,6 +17,7 @@ from decodegap.quant_modules import (
     TinygemmLinear,
     bitsandbytes,
 )
+from decodegap.quantise import Method
 
 __all__ = [
     "PATHS",
@@ -29,6 +30,7 @@ __all__ = [
     "held",
     "projections",
     "require",
+    "require_weights",
 ]
 
 # The seven matrices of a decoder layer, and under which heading a table shows them.
@@ -47,6 +49,9 @@ FALLBACKS = ("dequantize", "kDequantize", "reconstruct")
 LEAST_CAPABILITY = {"bfloat16": (8, 0), "float16": (7, 5)}
 MARLIN_CAPABILITY = (8, 0)  # the asynchronous copies of the kernels that are compiled
 EXTENSIONS = {"awq-marlin": "marlin", "gptq-marlin": "marlin", "gptq-exllamav2": "exllamav2"}
+# Which quantised checkpoints' own codes a path multiplies by.
+TAKES: dict[str, Method] = {"awq-marlin": "awq", "gptq-marlin": "gptq", "gptq-exllamav2": "gptq"}
+ARTICLES: dict[Method, str] = {"awq": "an AWQ", "gptq": "a GPTQ"}
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,21 @@ def require(path: QuantPath, device: str) -> None:
         quant_kernels.load(EXTENSIONS[path.slug])
 
 
+def require_weights(path: QuantPath, net: PreTrainedModel) -> None:
+    """Raise `UnsupportedError` in one line if `net` holds a checkpoint's own codes and `path` does not take them.
+
+    A baseline multiplies by what the codes stand for.
+    """
+    kept = [codes for *_, module in projections(net) if (codes := quantise.given(module))]
+    if path.is_baseline or not kept:
+        return
+    if (method := kept[0].method) != (wanted := TAKES.get(path.slug)):
+        needs = f"{ARTICLES[wanted]} checkpoint or 16-bit weights" if wanted else "16-bit weights"
+        raise UnsupportedError(f"this checkpoint is {method.upper()}; {path.slug} needs {needs}, which it packs itself")
+    if path.slug == "gptq-marlin" and not all(codes.symmetric for codes in kept):
+        raise UnsupportedError("this checkpoint has zero points other than 8; gptq-marlin takes symmetric codes alone")
+
+
 def projections(net: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Module, str, torch.nn.Module]]:
     """Every projection of every layer in order: its heading, the module that holds it, its name there, itself."""
     for _, layer in net.get_submodule("model").get_submodule("layers").named_children():
@@ -91,10 +111,12 @@ def projections(net: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Module, st
 def convert(net: PreTrainedModel, path: QuantPath, device: str) -> Held:
     """Quantise and swap the projections of `net` in place, one at a time, so that two copies never exist.
 
+    Codes that came with a checkpoint are taken as they are, in its groups; other weights are rounded in the path's.
     Head, embedding and norms stay as they are; a baseline changes nothing. The net must be in the path's dtype
     (fp32 on a CPU). Raises `UnsupportedError` where the path cannot run or cannot hold a shape.
     """
     require(path, device)
+    require_weights(path, net)
     dense: list[tuple[torch.nn.Module, str, torch.nn.Linear]] = []
     for _, holder, name, module in projections(net):
         if not isinstance(module, torch.nn.Linear):
@@ -107,23 +129,27 @@ def convert(net: PreTrainedModel, path: QuantPath, device: str) -> Held:
     return held(net)
 
 
-def maker(path: QuantPath, device: str, *, largest: int) -> Callable[[torch.nn.Linear], QuantLinear] | None:
+def maker(
+    path: QuantPath, device: str, *, largest: int, group: int = 0
+) -> Callable[[torch.nn.Linear], QuantLinear] | None:
     """What turns a linear layer into one of `path`; None for a baseline. `largest`: weights of the largest of them.
 
-    The new layer may keep the old one's bias, never its weight.
+    `group`: inputs that share a scale where weights are rounded, if not the path's own. The new layer may keep the old
+    one's bias, never its weight.
     """
     if path.is_baseline:
         return None
+    group = group or path.group
     if path.slug.startswith("bnb-"):
         return lambda linear: Nf4Linear(linear, double=path.slug == "bnb-nf4-dq")
     if path.slug == "int4-tinygemm":
-        return lambda linear: TinygemmLinear(linear, group=path.group)
+        return lambda linear: TinygemmLinear(linear, group=group)
     ops = quant_kernels.load(EXTENSIONS[path.slug])
     if path.slug == "gptq-exllamav2":
         scratch = torch.empty(largest, dtype=torch.float16, device=device)
-        return lambda linear: ExllamaLinear(linear, group=path.group, ops=ops, scratch=scratch)
+        return lambda linear: ExllamaLinear(linear, group=group, ops=ops, scratch=scratch)
     return lambda linear: MarlinLinear(
-        linear, group=path.group, zero_points=path.slug == "awq-marlin", product=ops.gptq_marlin_gemm_fp16
+        linear, group=group, zero_points=path.slug == "awq-marlin", product=ops.gptq_marlin_gemm_fp16
     )
 
 

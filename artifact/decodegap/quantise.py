@@ -20,6 +20,7 @@ PER_WORD = 8  # codes in an int32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 Zeros = Literal["true", "less one"]
+Method = Literal["gptq", "awq"]
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,10 @@ class Rows:
         """Bytes of all three tensors."""
         return sum(tensor.nbytes for tensor in (self.words, self.scales, self.zeros))
 
+    def to(self, device: str | torch.device) -> "Rows":
+        """The same rows on `device`."""
+        return Rows(self.words.to(device), self.scales.to(device), self.zeros.to(device), self.group)
+
 
 def rows(codes: Codes) -> Rows:
     """`codes` packed along the inputs, with nothing interleaved."""
@@ -122,6 +127,36 @@ def rows(codes: Codes) -> Rows:
 def from_rows(packed: Rows) -> Codes:
     """The codes that `rows` packed."""
     return Codes(unpack(packed.words), packed.scales, packed.zeros, packed.group)
+
+
+# --- codes that came with a checkpoint -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Given:
+    """The codes that a quantised checkpoint holds for a layer, in the host's memory until a path takes them."""
+
+    method: Method
+    rows: Rows
+    symmetric: bool  # every zero point is 8
+
+
+def give(linear: torch.nn.Linear, codes: Given) -> None:
+    """Keep `codes` with the layer that multiplies by their dequantised weight; they go when it goes."""
+    vars(linear)["given_codes"] = codes
+
+
+def given(linear: torch.nn.Module) -> Given | None:
+    """The codes that a checkpoint gave the layer; None where its weights came unquantised."""
+    return vars(linear).get("given_codes")
+
+
+def codes_of(linear: torch.nn.Linear, group: int, *, symmetric: bool) -> Codes:
+    """The codes a checkpoint gave the layer, as they are; else its weight as `round_to_nearest` codes it."""
+    weight = linear.weight.detach()
+    if kept := given(linear):
+        return from_rows(kept.rows.to(weight.device))
+    return round_to_nearest(weight, group, weight.dtype, symmetric=symmetric)
 
 
 # --- GPTQ ------------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ MEASURING_SOURCES = (
     "quant_catalogue.py",
     "quant_cells.py",
     "quant_check.py",
+    "quant_checkpoint.py",
     "quant_kernels.py",
     "quant_modules.py",
     "quant_nf4.py",
