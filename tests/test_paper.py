@@ -173,6 +173,7 @@ def test_nothing_sticks_out_and_nothing_is_unresolved(built: Places) -> None:
     log = (built.paper / "build" / "main.log").read_text(encoding="utf-8", errors="replace")
     assert not re.findall(r"(?:Reference|Citation) .* undefined", log)
     assert "Missing character" not in log
+    assert "Float too large" not in log
 
 
 @needs_tex

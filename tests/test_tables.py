@@ -75,6 +75,21 @@ def test_what_a_block_has_in_common_stands_above_it_in_print() -> None:
     assert r"1 & 2 \\" in render.latex(single)
 
 
+def test_a_table_longer_than_a_page_goes_on_on_the_next() -> None:
+    def long(blocks: int, lines: int) -> str:
+        rows = tuple((f"block {b}", str(n)) for b in range(blocks) for n in range(lines))
+        groups = tuple(row[0] for row in rows)
+        return render.latex(render.Table("t", "c", ("a", "b"), rows, groups, (False, True), ("n",), (), "0"))
+
+    whole, split = long(3, 20), long(4, 20)
+    assert whole.count(r"\begin{table*}") == whole.count(r"\toprule") == 1
+    assert split.count(r"\begin{table*}") == split.count(r"\end{table*}") == split.count(r"\toprule") == 2
+    assert split.count(r"\caption") == split.count(r"\label") == split.count(r"\scriptsize") == 1
+    second = split.split(r"Table~\ref{tab:t}, continued.")[1]
+    assert r"\textit{block 3}" in second
+    assert [split.count(f"{n} \\\\\n") >= 4 for n in range(10, 20)] == [True] * 10
+
+
 def rows_of(table: render.Table, **wanted: object) -> list[dict[str, str]]:
     lines = csv.DictReader(io.StringIO(render.csv_text(table)))
     return [line for line in lines if all(line[key] == str(value) for key, value in wanted.items())]

@@ -5,11 +5,13 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Any
 
 RANGE = "(range "
 SAID_BY_MARKS = re.compile(r"^(measured, |predicted: |missing: )")
+LINES_PER_PAGE = 68.0  # of 9.5 pt in 257 mm, with caption and notes
 LINES_PER_HEADING = 2  # with fewer lines a block, headings would cost more room than the columns they replace
 
 
@@ -56,15 +58,41 @@ def latex(table: Table) -> str:
 
     To be readable at the width of a page, leading columns that stay the same for several lines, such as the GPU, become
     a heading above them, a source does not repeat what the marks say, one note says what parentheses are instead of
-    each range, and `unprinted` columns are left out.
+    each range, `unprinted` columns are left out, and what is longer than a page goes on in a second float.
     """
     lifted = _lifted(table)
     kept = [column for column, header in enumerate(table.headers) if column >= lifted and header not in table.unprinted]
-    columns = "".join("r" if table.numeric[column] else "l" for column in kept)
+    said = ["In parentheses after a step: its range."] * any(RANGE in text for row in table.rows for text in row)
+    said += [f"Not in print: {', '.join(table.unprinted)}."] * bool(table.unprinted)
+    notes = " ".join(latex_escape(note) for note in (*table.notes, *said))
+    caption = "\n".join([rf"\caption{{{latex_escape(table.caption)}}}", rf"\label{{tab:{table.name}}}"])
+    pages = [_latex_lines(table, rows, kept, lifted) for rows in _pages(table)]
+    lines = [f"% records {table.records}"]
+    for number, body in enumerate(pages, 1):
+        lines += [
+            r"\begin{table*}[p]",
+            r"\centering\footnotesize\setlength{\tabcolsep}{2.5pt}",
+            caption if number == 1 else rf"Table~\ref{{tab:{table.name}}}, continued.\par\smallskip",
+            rf"\begin{{tabular}}{{@{{}}{''.join('r' if table.numeric[column] else 'l' for column in kept)}@{{}}}}",
+            r"\toprule",
+            " & ".join(latex_escape(table.headers[column]) for column in kept) + r" \\",
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            *([rf"\par\smallskip\parbox{{\textwidth}}{{\scriptsize {notes}}}"] if number == len(pages) else []),
+            r"\end{table*}",
+        ]
+    return "\n".join([*lines, ""])
+
+
+def _latex_lines(table: Table, rows: Sequence[int], kept: Sequence[int], lifted: int) -> list[str]:
+    """These rows of `table` as lines of a tabular, with rules between blocks and headings where the lifted change."""
     body: list[str] = []
     above: tuple[str, ...] = ()
-    for index, row in enumerate(table.rows):
-        if index and table.groups[index] != table.groups[index - 1]:
+    for index in rows:
+        row = table.rows[index]
+        if body and table.groups[index] != table.groups[index - 1]:
             body.append(r"\addlinespace" if lifted else r"\midrule")
         if row[:lifted] != above:
             above = row[:lifted]
@@ -72,29 +100,21 @@ def latex(table: Table) -> str:
             body.append(rf"\multicolumn{{{len(kept)}}}{{@{{}}l}}{{\textit{{{heading}}}}} \\")
         shown = (SAID_BY_MARKS.sub("", row[c]) if table.headers[c] == "Source" else row[c] for c in kept)
         body.append(" & ".join(latex_escape(text.replace(RANGE, "(")) for text in shown) + r" \\")
-    shortened = any(RANGE in text for row in table.rows for text in row)
-    said = ["In parentheses after a step: its range."] * shortened
-    said += [f"Not in print: {', '.join(table.unprinted)}."] * bool(table.unprinted)
-    notes = " ".join(latex_escape(note) for note in (*table.notes, *said))
-    return "\n".join(
-        [
-            f"% records {table.records}",
-            r"\begin{table*}[p]",
-            r"\centering\footnotesize\setlength{\tabcolsep}{2.5pt}",
-            rf"\caption{{{latex_escape(table.caption)}}}",
-            rf"\label{{tab:{table.name}}}",
-            rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}",
-            r"\toprule",
-            " & ".join(latex_escape(table.headers[column]) for column in kept) + r" \\",
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            rf"\par\smallskip\parbox{{\textwidth}}{{\scriptsize {notes}}}",
-            r"\end{table*}",
-            "",
-        ]
-    )
+    return body
+
+
+def _pages(table: Table) -> list[list[int]]:
+    """The rows of each page: whole blocks, as many as fit, a block with its heading and rule."""
+    blocks = [[index for index, _ in found] for _, found in groupby(enumerate(table.groups), key=itemgetter(1))]
+    pages: list[list[int]] = [[]]
+    left = LINES_PER_PAGE
+    for block in blocks:
+        if len(block) + 1.5 > left and pages[-1]:
+            pages.append([])
+            left = LINES_PER_PAGE
+        pages[-1] += block
+        left -= len(block) + 1.5
+    return pages
 
 
 def _lifted(table: Table) -> int:
