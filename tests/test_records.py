@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,8 +108,17 @@ def test_the_manifest_is_one_that_sha256sum_checks(tmp_path: Path) -> None:
     assert len(records.load_all(tmp_path, "h200")) == 1
 
 
-@pytest.mark.parametrize("fault", ["missing", "extra", "changed", "garbled", "misplaced"])
-def test_a_manifest_that_disagrees_is_refused(tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("missing", "listed in MANIFEST.sha256 but not there"),
+        ("extra", "not what MANIFEST.sha256 lists"),
+        ("changed", "not what MANIFEST.sha256 lists"),
+        ("garbled", "'what is this' is not a line of a manifest"),
+        ("misplaced", "holds the record of qwen2.5-7b_2048_eager_s1.json"),
+    ],
+)
+def test_a_manifest_that_disagrees_is_refused(tmp_path: Path, fault: str, told: str) -> None:
     path = records.write(make_record(session=1), tmp_path)
     manifest = tmp_path / "h200" / records.MANIFEST
     manifest.write_text(records.manifest_text(tmp_path, "h200"))
@@ -122,7 +132,7 @@ def test_a_manifest_that_disagrees_is_refused(tmp_path: Path, fault: str) -> Non
         manifest.write_text("what is this\n")
     else:
         path.rename(path.with_name(path.name.replace("_s1", "_s9")))
-    with pytest.raises(BadRecordError):
+    with pytest.raises(BadRecordError, match=re.escape(told)):
         records.load_all(tmp_path, "h200")
 
 

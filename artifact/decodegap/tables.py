@@ -111,16 +111,18 @@ def share(fact: Fact) -> str:
     return f"{fact.value:.3f}{MARKS[fact.kind]}{spread}"
 
 
-def step_text(row: CellRow) -> str:
-    """Mean step and its spread: an interval in brackets, a range with `range`, nothing for a degenerate one.
+def step(row: CellRow) -> str:
+    """Mean step, with the mark of sessions that did not hold still."""
+    return number(row.step_ms, 4) + (steadiness.MARK if row.unstable else "")
 
-    A step of sessions that did not hold still carries their mark.
-    """
-    step = number(row.step_ms, 4) + (steadiness.MARK if row.unstable else "")
+
+def step_text(row: CellRow) -> str:
+    """Mean step and its spread: an interval in brackets, a range with `range`, nothing for a degenerate one."""
+    shown = step(row)
     if row.spread == "degenerate" or row.low_ms is None or row.high_ms is None:
-        return step
+        return shown
     spread = f"{number(row.low_ms, 4)}–{number(row.high_ms, 4)}"
-    return f"{step} [{spread}]" if row.spread == "interval" else f"{step} (range {spread})"
+    return f"{shown} [{spread}]" if row.spread == "interval" else f"{shown} (range {spread})"
 
 
 def _grid_row(entry: Entry) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from decodegap.quant_why import PARTS, Why
 from decodegap.render import Table
 from decodegap.rows import CellRow
 from decodegap.stats import MIN_FOR_INTERVAL
-from decodegap.tables import DASH, number
+from decodegap.tables import DASH, number, step
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -165,9 +165,9 @@ def _row(line: Line) -> tuple[str, ...]:
 def _step(row: CellRow) -> str:
     """Mean step and its spread, in as few letters as a wide table needs: a range in parentheses."""
     if row.spread == "degenerate" or row.low_ms is None or row.high_ms is None:
-        return number(row.step_ms, 4)
+        return step(row)
     spread = f"{number(row.low_ms)}–{number(row.high_ms)}"
-    return f"{number(row.step_ms, 4)} " + (f"[{spread}]" if row.spread == "interval" else f"({spread})")
+    return f"{step(row)} " + (f"[{spread}]" if row.spread == "interval" else f"({spread})")
 
 
 def _share(floor_ms: float | None, line: Line) -> str:

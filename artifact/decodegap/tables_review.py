@@ -4,14 +4,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from decodegap import steadiness
 from decodegap.frame import from_frame, records_hash
 from decodegap.grid import LEGEND, MARKS, model_label
 from decodegap.published import Published
 from decodegap.render import Table
 from decodegap.rows import CellRow, whose
 from decodegap.schema import Record
-from decodegap.tables import DASH, number
+from decodegap.tables import DASH, number, step
 from decodegap.verdicts import Verdict, count
 
 if TYPE_CHECKING:
@@ -145,8 +144,7 @@ def _action_row(row: CellRow) -> tuple[str, ...]:
     host = f"{row.hosts.index(row.host) + 1} of {len(row.hosts)}"
     rates = [number(data[f"actions_{n}_per_s"]) for n in ACTION_TOKENS]
     system = row.gpu_label + whose(row.store)
-    step = number(row.step_ms, 4) + (steadiness.MARK if row.unstable else "")
-    return (system, model_label(row.model), str(row.ctx), row.experiment, row.arm, step,
+    return (system, model_label(row.model), str(row.ctx), row.experiment, row.arm, step(row),
             number(data["tokens_per_s"]), *rates, number(row.energy_j_per_step), str(row.sessions), host)  # fmt: skip
 
 
