@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from decodegap import plan, records, runner
+from decodegap import locks, plan, records, runner
 from decodegap.errors import BadInputError, NotMeasuredError, StoreError
 from decodegap.paths import HERE
 from decodegap.plan import Task
@@ -197,22 +197,22 @@ def test_out_of_host_memory_becomes_a_record(tmp_path: Path) -> None:
 
 
 def test_two_runs_never_measure_at_once(tmp_path: Path) -> None:
-    with runner.hold(tmp_path):
-        with pytest.raises(StoreError, match=f"process {os.getpid()}.*this results folder"), runner.hold(tmp_path):
+    with locks.hold(tmp_path):
+        with pytest.raises(StoreError, match=f"process {os.getpid()}.*this results folder"), locks.hold(tmp_path):
             pass
-        with pytest.raises(StoreError, match="this machine"), runner.hold(tmp_path / "other"):
+        with pytest.raises(StoreError, match="this machine"), locks.hold(tmp_path / "other"):
             pass
-    with runner.hold(tmp_path):
+    with locks.hold(tmp_path):
         pass
 
 
 def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from decodegap import runner\n"
-        "with runner.hold(Path(sys.argv[1])): os.kill(os.getpid(), 9)\n"
+        "import os, sys; from pathlib import Path; from decodegap import locks\n"
+        "with locks.hold(Path(sys.argv[1])): os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=runner.environment(None), check=False)
-    with runner.hold(tmp_path):
+    with locks.hold(tmp_path):
         pass
 
 

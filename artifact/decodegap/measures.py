@@ -5,9 +5,8 @@ A function returns None where the records do not hold what it needs. Nothing her
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
 
-from decodegap import floor, frame, gpus, measures_quant, models, steadiness
+from decodegap import floor, frame, gpus, measures_quant, models, ordering, steadiness
 from decodegap.claims import Claim, Found
 from decodegap.launch import GRAPH_LAUNCHED
 from decodegap.plan import PAPER_CONTEXTS
@@ -20,7 +19,6 @@ Evidence = Mapping[str, Sequence[Record]]  # GPU slug -> its records, all of one
 EAGER, GRAPH = "eager-pinned", "graph"
 QUANTISED = ("bf16", "bnb-nf4", "awq-marlin", "gptq-exllamav2")
 STUDY_CELLS = 12  # three models by four contexts
-MIN_FOR_RANGE = 2
 
 
 def find(claim: Claim, gpu: str, evidence: Evidence) -> Found | None:
@@ -222,24 +220,7 @@ def floor_ms(claim: Claim) -> Found:
 
 
 def _order(values: Mapping[str, Sequence[float]]) -> Found | None:
-    """1 if the values fall from name to name, 0 if they do not; None if a name has none.
-
-    Settled only where the sessions of neighbours do not overlap; a single session has no range to say so.
-    """
-    if not all(values.values()):
-        return None
-    middles = {name: statistics.fmean(each) for name, each in values.items()}
-    text = " > ".join(f"{name} {middles[name]:.3g} ({min(v):.3g} to {max(v):.3g})" for name, v in values.items())
-    few = [name for name, each in values.items() if len(each) < MIN_FOR_RANGE]
-    blurred = [f"{a} and {b}" for a, b in pairwise(values) if _overlap(values[a], values[b])]
-    unsettled = f"too few sessions of {', '.join(few)} to tell" if few else ""
-    if blurred:
-        unsettled = f"the sessions of {', and those of '.join(blurred)} overlap, so their order is not settled"
-    return Found(float(all(a > b for a, b in pairwise(middles.values()))), text, unsettled)
-
-
-def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
-    return min(one) <= max(other) and min(other) <= max(one)
+    return Found(*found) if (found := ordering.falls(values)) else None
 
 
 def _fractions(rows: Iterable[CellRow]) -> list[float]:

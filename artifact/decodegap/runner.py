@@ -1,19 +1,18 @@
 """Run a plan: skip what is measured, start sessions, survive their deaths, say how far it is."""
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
-from decodegap import fitness, gate, gpus, progress, records, steadiness
+from decodegap import fitness, gate, gpus, locks, progress, records, steadiness
 from decodegap.errors import BadInputError, BadRecordError, NotMeasuredError, StoreError
 from decodegap.paths import HERE
 from decodegap.plan import Task, task_to_json
@@ -65,7 +64,7 @@ def run(
     that kept dying, or at once where the machine voids one every time.
     """
     report = Report()
-    with hold(store):
+    with locks.hold(store):
         sweep(store)
         missing = [task for task in tasks if not _is_done(task, store, report, say) and not refused(task, store)]
         if report.cached:
@@ -269,37 +268,3 @@ def environment(device: gpus.Device | None, *, online: bool = False) -> dict[str
     env.update(HF_HUB_DISABLE_TELEMETRY="1", DO_NOT_TRACK="1", TOKENIZERS_PARALLELISM="false")
     env["CUDA_VISIBLE_DEVICES"] = device.uuid if device else ""
     return env
-
-
-@contextlib.contextmanager
-def hold(store: Path) -> Iterator[None]:
-    """Hold `store` and this machine for one run; the locks end with the process, so none can be stale.
-
-    Raises `StoreError` saying which process holds them.
-    """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_lock(store / ".lock", "this results folder"))
-        machine_wide = Path(tempfile.gettempdir()) / f"decode-gap-{os.getuid()}.lock"
-        stack.enter_context(_lock(machine_wide, "this machine"))
-        yield
-
-
-@contextlib.contextmanager
-def _lock(path: Path, what: str) -> Iterator[None]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = path.open("a+")
-    except OSError as error:
-        raise StoreError(f"{path.parent}: cannot write here: {error.strerror}; check rights and free space") from None
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            handle.seek(0)
-            holder = handle.read(100).strip() or "unknown"
-            message = f"another run (process {holder}) is measuring with {what}; wait for it or stop it"
-            raise StoreError(message) from None
-        handle.truncate(0)
-        handle.write(f"{os.getpid()}\n")
-        handle.flush()
-        yield

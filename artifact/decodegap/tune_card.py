@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decodegap import models, plan, plan_ladder, records, runner, tune
+from decodegap import locks, models, plan, plan_ladder, records, tune
 from decodegap.errors import BadInputError, NotMeasuredError
 from decodegap.fused.search import ORDER, candidates
 from decodegap.fused.shape import shape_of
@@ -72,7 +72,7 @@ def tune_all(asked: Wish, gpu: str, store: Path, say: Say = print) -> None:
     from decodegap import fused
 
     fused.require("cuda")
-    with runner.hold(store):
+    with locks.hold(store):
         for model, ctx in asked.cells:
             say(f"{model} at {ctx} tokens, {asked.bits} bits: {asked.seconds} s for {', '.join(asked.kernels)}")
             found = _tune_one(model, ctx, asked, gpu, store=store, say=say)

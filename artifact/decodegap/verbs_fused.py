@@ -20,11 +20,11 @@ def tune(ctx: "Context") -> None:
 
 def bench_kernels(ctx: "Context") -> None:
     """Time each kernel of the fused step on the card that is here."""
-    from decodegap import gpus, kernel_bench, runner, tune_card
+    from decodegap import gpus, kernel_bench, locks, tune_card
 
     (model, tokens), bits = kernel_bench.cell(os.environ), tune_card.bits_of(os.environ)
     gpus.require(ctx.request.gpu, ctx.devices)
-    with runner.hold(ctx.store):
+    with locks.hold(ctx.store):
         for text in kernel_bench.measured(model, tokens, ctx.gpu.slug, bits):
             print(text, flush=True)
 
