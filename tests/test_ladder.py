@@ -175,6 +175,21 @@ def test_numbers_have_the_same_names_with_and_without_records() -> None:
     assert all(name.isalpha() for name in some)
 
 
+def test_numbers_of_several_hosts_are_the_tables_whatever_their_order() -> None:
+    hosts = {"a": (4000.0, 3.4), "b": (4000.0, 3.5), "c": (2000.0, 4.5)}
+    found = []
+    for host, (read_gb_s, step_ms) in hosts.items():
+        for steps in ({"fused": step_ms}, {plan_ladder.INT4: 1.9}):
+            one = rungs("rungs" if "fused" in steps else plan_ladder.INT4, steps, read_gb_s=read_gb_s, host=host)
+            found.append(one)
+    for ordered in (found, found[::-1]):
+        said = numbers_ladder.macros(ordered)
+        middle = numbers_ladder.macros(found[:2])
+        assert said["LadderLimitQwenTwoK"] == middle["LadderLimitQwenTwoK"] != "n/m"  # the median, which one host keeps
+        assert said["LadderStepFusedQwenTwoK"] == "3.80"
+        assert said["LadderGainInt"] == "2.00"
+
+
 @pytest.mark.parametrize(
     ("fused_ms", "words"),
     [(3.7, ("not reproduced", "not reproduced")), (3.5, ("reproduced", "not reproduced")), (3.3, ("reproduced",) * 2)],

@@ -4,7 +4,7 @@ import re
 import statistics
 from collections.abc import Iterable, Sequence
 
-from decodegap import frame, plan_ladder
+from decodegap import frame, plan_ladder, stats
 from decodegap.numbers import CONTEXT_WORDS, NOT_MEASURED, letters
 from decodegap.numbers_paper import GPU, MODEL, SHORT
 from decodegap.rows import CellRow
@@ -20,8 +20,10 @@ def macros(shipped: Sequence[Record]) -> dict[str, str]:
         for ctx in contexts:
             cell = letters(re.split(r"[^a-z]", model)[0], CONTEXT_WORDS[ctx])
             here = [row for row in rows if (row.model, row.ctx) == (model, ctx)]
-            limits = [row.floor_achievable_ms for row in here if row.arm != plan_ladder.INT4]
-            out[f"LadderLimit{cell}"] = _text(limits, 2)
+            limits = [
+                row.floor_achievable_ms for row in here if row.arm != plan_ladder.INT4 and row.floor_achievable_ms
+            ]
+            out[f"LadderLimit{cell}"] = _text([stats.median(limits)] if limits else [], 2)
             for arm in plan_ladder.RUNGS if (model, ctx) == (MODEL, SHORT) else plan_ladder.FUSED:
                 out |= _rung([row for row in here if row.arm == arm], letters(*arm.split("-")) + cell)
     return out | {"LadderGainInt": _gain(rows)}
@@ -41,11 +43,19 @@ def _rung(rows: Sequence[CellRow], name: str) -> dict[str, str]:
 
 
 def _gain(rows: Sequence[CellRow]) -> str:
-    steps = {row.arm: row.step_ms for row in rows if (row.model, row.ctx) == (MODEL, SHORT)}
-    slow, fast = steps.get(plan_ladder.FUSED[-1]), steps.get(plan_ladder.INT4)
+    here = [row for row in rows if (row.model, row.ctx) == (MODEL, SHORT)]
+    slow, fast = (
+        _mean(row.step_ms for row in here if row.arm == arm) for arm in (plan_ladder.FUSED[-1], plan_ladder.INT4)
+    )
     return f"{slow / fast:.2f}" if slow and fast else NOT_MEASURED
 
 
 def _text(values: Iterable[float | None], decimals: int) -> str:
+    mean = _mean(values)
+    return NOT_MEASURED if mean is None else f"{mean:.{decimals}f}"
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean over hosts of what is known."""
     known = [value for value in values if value is not None]
-    return f"{statistics.fmean(known):.{decimals}f}" if known else NOT_MEASURED
+    return statistics.fmean(known) if known else None
