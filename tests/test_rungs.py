@@ -1,5 +1,6 @@
 """Whether a ladder's session checks each rung before it times it, and says which it could not; real steps."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,9 +8,9 @@ import pytest
 import stepping
 import torch
 
-from decodegap import arms, cells, models, plan, plan_ladder, rungs, timing
+from decodegap import arms, cells, decode, fused, models, plan, plan_ladder, rungs, timing
 from decodegap.arms import Setup, Step
-from decodegap.errors import UnsupportedError
+from decodegap.errors import BadInputError, UnsupportedError
 from decodegap.plan import Task
 from decodegap.probes import ReadProbe
 from decodegap.schema import Ran
@@ -74,6 +75,54 @@ def test_a_rung_that_fails_its_check_is_not_timed(monkeypatch: pytest.MonkeyPatc
     assert [series.arm for series in found.series] == ["eager"]
     assert "check failed: relative error" in found.refused["eager-pinned"]
     assert found.outcome == "ok"
+
+
+def out_of_resources() -> Exception:
+    return pytest.importorskip("triton.runtime.errors").OutOfResources(300000, 232448, "shared memory")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (lambda: BadInputError("tiles: o: rows is 3"), "tiles: o: rows is 3"),
+        (lambda: torch.OutOfMemoryError("Tried to allocate 2.00 GiB"), "did not fit into the device's memory"),
+        (out_of_resources, "OutOfResources: out of resource: shared memory, Required: 300000"),
+    ],
+)
+def test_a_rung_that_cannot_be_prepared_leaves_the_others_alone(
+    error: Callable[[], Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised = error()
+
+    def broken(_: Setup) -> Step:
+        raise raised
+
+    arms.prepare("eager", stepping.setup())
+    monkeypatch.setitem(arms.ARMS, "eager-pinned", broken)
+    found = measured(task(session=2))  # which starts with that rung
+    assert said in found.refused["eager-pinned"]
+    assert "\n" not in found.refused["eager-pinned"]
+    assert found.outcome == "ok"
+    assert [series.arm for series in found.series] == ["eager"]
+    monkeypatch.setattr(decode, "is_lost", lambda _: True)
+    with pytest.raises(type(raised)):
+        measured(task(session=2))
+
+
+def test_weights_that_do_not_fit_are_taken_once_and_refused_for_each_rung(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    asked = []
+
+    def full(*_: object, bits: int) -> None:
+        asked.append(bits)
+        raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(fused, "load", full)
+    monkeypatch.setattr(fused, "can_overlap", lambda _: True)
+    for make in rungs._fused(list(plan_ladder.FUSED), stepping.setup()).values():
+        with pytest.raises(UnsupportedError, match="did not fit"):
+            make()
+    assert asked == [16]
 
 
 def test_a_stale_rung_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

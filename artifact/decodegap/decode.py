@@ -174,3 +174,12 @@ def synchronize(device: str) -> None:
     """Wait until all work queued on `device` is done (a CPU has none queued)."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
+
+
+def is_lost(device: str) -> bool:
+    """Whether the device no longer answers, as after an illegal memory access."""
+    try:
+        synchronize(device)
+    except RuntimeError:
+        return True
+    return False

@@ -59,7 +59,7 @@ def measure(task: Task, setup: Setup, found: "Findings") -> None:
             found.refused[path.slug] = "its check did not fit into the device's memory"
         except RuntimeError as error:
             found.refused[path.slug] = STOPPED + " ".join(str(error).split())[:200]
-            if _is_lost(setup.device):
+            if decode.is_lost(setup.device):
                 found.flags.append(f"the paths after {path.slug} were not checked: it took the device's context along")
                 break
     order = list(PATHS)
@@ -160,12 +160,3 @@ def _strip(net: nn.Module) -> None:
     """Let go of everything in `net`, of which others still hold the name, so that the next one fits."""
     for name, _ in list(net.named_children()):
         delattr(net, name)
-
-
-def _is_lost(device: str) -> bool:
-    """Whether the device no longer answers, as after an illegal memory access."""
-    try:
-        decode.synchronize(device)
-    except RuntimeError:
-        return True
-    return False

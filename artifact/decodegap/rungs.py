@@ -5,6 +5,7 @@ the weights out of the network, so the others are prepared again, on a network b
 """
 
 import gc
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -30,12 +31,13 @@ from decodegap import (
     timing,
 )
 from decodegap.arms import Setup, Step
-from decodegap.errors import UnsupportedError
+from decodegap.errors import BadInputError, UnsupportedError
 from decodegap.fused.shape import GROUP
 from decodegap.plan import Task
 from decodegap.schema import Check, Quantised, Ran
 
 if TYPE_CHECKING:
+    from decodegap.fused import Loaded
     from decodegap.session import Findings
 
 FULL_BITS = 16
@@ -132,7 +134,13 @@ def _fused(names: list[str], setup: Setup) -> Makers:
     """The fused rungs, all from one load of the weights, which empties `setup.net`."""
     from decodegap import fused
 
-    loaded = cache(partial(fused.load, setup))
+    @cache
+    def loaded(bits: int) -> "Loaded | str":
+        """The weights, or why they are not there: what a load that failed has taken is gone, so there is one only."""
+        try:
+            return fused.load(setup, bits=bits)
+        except torch.OutOfMemoryError:
+            return "its weights and cache did not fit into the device's memory"
 
     def make(name: str) -> Step:
         from decodegap.fused.step import capture  # which needs Triton
@@ -141,7 +149,9 @@ def _fused(names: list[str], setup: Setup) -> Makers:
         if name == plan_ladder.FUSED[-1] and not can_overlap:
             raise UnsupportedError("this card has no programmatic launch; its fused step is the rung fused-plain")
         overlapping = can_overlap and name != plan_ladder.FUSED[0]
-        return capture(loaded(bits=bits), fused.tiles_for(setup, bits), pdl=overlapping)
+        if isinstance(taken := loaded(bits), str):
+            raise UnsupportedError(taken)
+        return capture(taken, fused.tiles_for(setup, bits), pdl=overlapping)
 
     return {name: partial(make, name) for name in names}
 
@@ -150,12 +160,8 @@ def _timed(bench: Bench, makers: Makers) -> dict[str, Step]:
     """Prepare, check and time each rung; those that came through, in the order of the ladder."""
     steps = {}
     for name, make in makers.items():
-        try:
-            with bench.found.timed(f"prepare {name}"):
-                step = make()
-            _check(bench, name, step)
-        except UnsupportedError as error:
-            bench.found.refused[name] = str(error)
+        if (step := _prepared(bench, name, make)) is None:
+            _release()
             continue
         with bench.found.timed(f"measure {name}"):
             series = timing.measure_sustained(
@@ -169,6 +175,39 @@ def _timed(bench: Bench, makers: Makers) -> dict[str, Step]:
         bench.found.series.append(series)
         steps[name] = step
     return {name: steps[name] for name in plan_ladder.RUNGS if name in steps}
+
+
+def _prepared(bench: Bench, name: str, make: Callable[[], Step]) -> Step | None:
+    """The rung's step, checked; None, with the reason noted, if it cannot be timed though the device still answers."""
+    try:
+        with bench.found.timed(f"prepare {name}"):
+            step = make()
+        _check(bench, name, step)
+    except _refusals() as error:
+        if decode.is_lost(bench.target):
+            raise
+        bench.found.refused[name] = _why(error)
+        return None
+    return step
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What stops one rung and no other; Triton's own, of a kernel that it cannot build or load, only if it is here."""
+    ours = (UnsupportedError, BadInputError, torch.OutOfMemoryError)
+    if "triton" not in sys.modules:
+        return ours
+    from triton.errors import TritonError
+
+    return (*ours, TritonError)
+
+
+def _why(error: Exception) -> str:
+    """Why a rung was not timed, in one line."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "not timed, because it did not fit into the device's memory"
+    if isinstance(error, UnsupportedError | BadInputError):
+        return str(error)
+    return f"not timed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _check(bench: Bench, name: str, step: Step) -> None:
