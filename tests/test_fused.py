@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,6 +17,7 @@ torch = pytest.importorskip("torch")
 from decodegap import arms, models  # noqa: E402
 from decodegap.errors import BadInputError, UnsupportedError  # noqa: E402
 from decodegap.fused import search  # noqa: E402
+from decodegap.fused import tiles as tiles_module  # noqa: E402
 from decodegap.fused.launches import POINTERS, kernels_of  # noqa: E402
 from decodegap.fused.shape import TILED, kernel_bytes, launches, shape_of  # noqa: E402
 from decodegap.fused.tiles import (  # noqa: E402
@@ -39,6 +41,10 @@ def shape(slug):
 
 @needs_triton
 def test_the_kernels_in_the_interpreter():
+    import triton
+
+    if not triton.__version__.startswith("3.6"):
+        pytest.skip(f"mends the interpreter of Triton 3.6, and {triton.__version__} is installed")
     env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT / "artifact")}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/interpreted"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False)
@@ -187,3 +193,35 @@ def test_without_a_gpu_the_arm_says_so_in_one_line(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(UnsupportedError, match=r"GPU|Triton"):
         arms.prepare("fused", arms.Setup(None, None, None, 8, "cpu"))
+
+
+@needs_triton
+def test_the_interpreters_tests_are_skipped_with_a_reason_under_another_triton():
+    code = (
+        "import sys, triton, pytest; triton.__version__ = '9.0'; "
+        "sys.exit(pytest.main(['-q', '-rs', '-p', 'no:cacheprovider', 'tests/interpreted/test_fused_rungs.py']))"
+    )
+    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT / "artifact")}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert "interpreter of Triton 3.6, and 9.0 is installed" in done.stdout
+    assert "passed" not in done.stdout + done.stderr
+
+
+def test_a_card_that_was_tuned_for_one_model_starts_from_an_h200_for_the_others(tmp_path, monkeypatch):
+    own = replace(load_tiles("qwen2.5-7b", "h200", 2048), source="tuned here")
+    monkeypatch.setattr(tiles_module, "FOLDER", tmp_path)
+    shutil.copy(FOLDER / "h200.toml", tmp_path)
+    (tmp_path / "new-card.toml").write_text(to_toml("qwen2.5-7b", 2048, own))
+    assert load_tiles("qwen2.5-7b", "new-card", 2048) == own
+    assert load_tiles("llama-3.1-8b", "new-card", 2048) == load_tiles("llama-3.1-8b", "h200", 2048)
+
+
+@needs_triton
+def test_a_kernel_of_which_the_disassembler_says_nothing_leaves_the_others_alone(tmp_path, monkeypatch):
+    from decodegap.fused import compiled
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    one = shape("tiny-qwen2")
+    monkeypatch.setattr(compiled, "USAGE", re.compile("what no tool prints"))
+    kernel = kernels_of(one, default_tiles(one), capacity=8, pdl=False)["embed"]
+    assert compiled.build(kernel, early=False, capability=90).error == "ValueError: cuobjdump says nothing of registers"

@@ -26,11 +26,15 @@ class KernelTime:
     skip_us: float
 
 
-def lines() -> list[kernel_bench.Line]:
+def lines(broken: str = "") -> list[kernel_bench.Line]:
     sizes, counts = kernel_bytes(SHAPE, 2048), launches(SHAPE)
     times = [KernelTime(name, counts[name], sizes[name], only_us=10.0, skip_us=12.0) for name in TILED]
     kernels = kernels_of(SHAPE, load_tiles("qwen2.5-7b", "h200", 2048), capacity=4096, pdl=True)
-    built = [Built(kernel, registers=registers) for kernel in kernels.values() for registers in (64, 71)]
+    built = [
+        Built(kernel, registers=registers, error=f"no {broken}" if (kernel.name, registers) == (broken, 64) else None)
+        for kernel in kernels.values()
+        for registers in (64, 71)
+    ]
     return kernel_bench.joined(times, built, READ_GB_S)
 
 
@@ -55,6 +59,12 @@ def test_the_sum_is_the_steps_bytes() -> None:
 def test_every_line_has_a_text_for_each_header() -> None:
     head, rule, *body, _ = kernel_bench.table(lines(), READ_GB_S)
     assert {text.count("|") for text in (head, rule, *body)} == {len(kernel_bench.HEADERS) + 1}
+
+
+def test_a_kernel_that_was_not_compiled_says_why_and_no_registers() -> None:
+    *told, error = kernel_bench.table(lines("o"), READ_GB_S)
+    assert error == "o: no o"
+    assert [line.endswith("| error | error | error |") for line in told].count(True) == 1
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ class Line:
     registers: int
     spilled_bytes: int
     shared_bytes: int
+    error: str | None = None  # why a variant could not be compiled; what the compiler made of it is then not known
 
     @property
     def gb_s(self) -> float:
@@ -43,10 +44,11 @@ class Line:
 
     def texts(self, read_gb_s: float) -> tuple[str, ...]:
         """The line as people read it."""
+        made = (self.registers, self.spilled_bytes, self.shared_bytes)
         return (
             self.kernel, str(self.launches), f"{self.n_bytes / 1e6:.2f}", f"{self.target_us:.1f}",
             f"{self.alone_us:.1f}", f"{self.gb_s:.0f}", f"{self.gb_s / read_gb_s:.2f}", f"{self.missed_us:.1f}",
-            str(self.registers), str(self.spilled_bytes), str(self.shared_bytes),
+            *("error" if self.error else str(number) for number in made),
         )  # fmt: skip
 
 
@@ -66,11 +68,14 @@ def cell(env: Mapping[str, str]) -> tuple[str, int]:
 
 
 def joined(times: Sequence["KernelTime"], built: Sequence["Built"], read_gb_s: float) -> list[Line]:
-    """Each kernel's times beside what the compiler made of it (of two variants, the one with more registers)."""
+    """Each kernel's times beside what the compiler made of it (of two variants, the one with more registers).
+
+    A variant that could not be compiled goes before one that could, so that its error is told.
+    """
     made: dict[str, Built] = {}
     for each in built:
         name = each.kernel.name
-        if name not in made or each.registers > made[name].registers:
+        if name not in made or _weight(each) > _weight(made[name]):
             made[name] = each
     return [
         Line(
@@ -83,13 +88,18 @@ def joined(times: Sequence["KernelTime"], built: Sequence["Built"], read_gb_s: f
             registers=made[each.kernel].registers,
             spilled_bytes=made[each.kernel].spilled_bytes,
             shared_bytes=made[each.kernel].shared_bytes,
+            error=made[each.kernel].error,
         )
         for each in times
     ]
 
 
+def _weight(built: "Built") -> tuple[bool, int]:
+    return built.error is not None, built.registers
+
+
 def table(lines: Sequence[Line], read_gb_s: float) -> Iterator[str]:
-    """The lines as a Markdown table, and the sum that a step's launches make."""
+    """The lines as a Markdown table, the sum that a step's launches make, and what could not be compiled."""
     yield f"| {' | '.join(HEADERS)} |"
     yield f"| --- |{' ---: |' * (len(HEADERS) - 1)}"
     yield from (f"| {' | '.join(line.texts(read_gb_s))} |" for line in lines)
@@ -99,6 +109,7 @@ def table(lines: Sequence[Line], read_gb_s: float) -> Iterator[str]:
         f"a step: {whole['n_bytes'] / 1e9:.3f} GB, target {whole['target_us'] / 1e3:.3f} ms, kernels alone "
         f"{whole['alone_us'] / 1e3:.3f} ms, missed {whole['missed_us'] / 1e3:.3f} ms"
     )
+    yield from (f"{line.kernel}: {line.error}" for line in lines if line.error)
 
 
 def measured(model: str, ctx: int, gpu: str, bits: int = 16) -> Iterator[str]:

@@ -5,8 +5,13 @@
 
 import os
 
+import pytest
+
+PATCHED = "3.6"  # the Triton whose interpreter the functions below mend; another one's private names may differ
+
 if os.environ.get("TRITON_INTERPRET") == "1":
     import numpy as np
+    import triton
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -31,15 +36,22 @@ if os.environ.get("TRITON_INTERPRET") == "1":
                 interpreter._patch_lang(self.fn)
         return self.rewrite()(*args, **kwargs)
 
-    _patch_tensor = interpreter._patch_lang_tensor
+    _patch_tensor = getattr(interpreter, "_patch_lang_tensor", None)
 
     def patch_tensor(tensor, scope):
         """3.6 takes a loop's bounds from arrays in a way that numpy has given up."""
         _patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
-    interpreter._patch_lang_tensor = patch_tensor
-    interpreter.InterpreterBuilder.create_dot = create_dot
-    interpreter.InterpretedFunction.__call__ = call
+    if triton.__version__.startswith(PATCHED):
+        interpreter._patch_lang_tensor = patch_tensor
+        interpreter.InterpreterBuilder.create_dot = create_dot
+        interpreter.InterpretedFunction.__call__ = call
+
+    @pytest.fixture(autouse=True)
+    def _triton_that_is_mended():
+        if not triton.__version__.startswith(PATCHED):
+            pytest.skip(f"mends the interpreter of Triton {PATCHED}, and {triton.__version__} is installed")
+
 else:
     collect_ignore_glob = ["test_*.py"]

@@ -54,9 +54,9 @@ def build(kernel: Kernel, early: bool, capability: int) -> Built:
     """Compile one kernel for a compute capability, as a launch with programmatic launch on (`early`) or off would."""
     try:
         made = compiled(kernel, early=early, capability=capability)
+        registers, stack = usage(made.asm["cubin"])
     except Exception as error:  # noqa: BLE001  (whatever the compiler or the assembler throws is this kernel's result)
         return Built(kernel, error=f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}")
-    registers, stack = usage(made.asm["cubin"])
     return Built(kernel, registers, stack, made.metadata.shared)
 
 
@@ -81,9 +81,13 @@ def compiled(kernel: Kernel, *, early: bool, capability: int) -> Any:
 
 
 def usage(cubin: bytes) -> tuple[int, int]:
-    """Registers a thread and stack bytes a thread of the one kernel in `cubin`."""
+    """Registers a thread and stack bytes a thread of the one kernel in `cubin`.
+
+    Raises `ValueError` if Triton's `cuobjdump` does not say.
+    """
     found = USAGE.search(disassembled(cubin, "-res-usage"))
-    assert found, "cuobjdump says nothing of registers"
+    if found is None:
+        raise ValueError("cuobjdump says nothing of registers")
     return int(found[1]), int(found[2])
 
 

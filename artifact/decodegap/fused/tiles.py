@@ -10,7 +10,7 @@ from decodegap.fused.shape import RUN, TILED, Shape
 from decodegap.paths import DATA
 
 FOLDER = DATA / "fused"
-START_FROM = "h200"  # a card without a file of its own starts from this one's tiles
+START_FROM = "h200"  # a model that was not tuned on a card starts from this one's tiles
 MOST_WARPS = 32
 
 
@@ -66,10 +66,10 @@ class Tiles:
 def load_tiles(model: str, gpu: str, ctx: int, bits: int = 16) -> Tiles:
     """The tiles for a model and card: those of the smallest context that is not below `ctx`, else of the largest.
 
-    A card without a file starts from an H200's, which then are a start for tuning and no more. Raises
-    `BadInputError` for a model that the file does not know.
+    A model that the card's own file lacks starts from an H200's, which then are a start for tuning and no more. Raises
+    `BadInputError` for a model that neither file knows.
     """
-    known = _file(gpu) or _file(START_FROM)
+    known = {**_file(START_FROM), **_file(gpu)}
     model = entry_name(model, bits)
     if model not in known:
         raise BadInputError(f"data/fused has no tiles for {model!r}; it has them for {', '.join(known)}")
