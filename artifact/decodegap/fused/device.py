@@ -11,12 +11,11 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-# The step's state on the device, int64 each: the position that the next step writes, the best (logit, token) so far,
-# and the position that this step writes.
+# The step's state on the device, `STATE_WORDS` int64: the position that the next step writes, the best (logit, token)
+# so far, and the position that this step writes.
 NEXT = tl.constexpr(0)
 BEST = tl.constexpr(1)
 NOW = tl.constexpr(2)
-STATE_WORDS = 3
 LOWEST = tl.constexpr(-(2**63))  # below every (logit, token)
 
 

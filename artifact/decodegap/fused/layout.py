@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from decodegap import quantise
 from decodegap.arms import Setup
 from decodegap.errors import BadInputError, UnsupportedError
-from decodegap.fused.shape import GROUP, RUN, Shape, shape_of
+from decodegap.fused.shape import GROUP, RUN, STATE_WORDS, Shape, shape_of
 
 # What timing.measure may decode beyond the context, and a little: its energy loop is the longest.
 ROOM = 4352
@@ -55,7 +55,7 @@ class Buffers:
     gated: torch.Tensor  # [layers, inter] bf16
     logits: torch.Tensor  # [1, vocab] fp32
     arrivals: torch.Tensor  # [layers, >= kv_heads] int32, how many splits of a K/V head are done; zero between steps
-    state: torch.Tensor  # [3] int64, see kernels.py
+    state: torch.Tensor  # [STATE_WORDS] int64, see device.py
 
     def poison(self) -> None:
         """Overwrite every output with NaN."""
@@ -223,5 +223,5 @@ def _buffers(shape: Shape, device: str) -> Buffers:
         gated=bf16(shape.layers, shape.inter),
         logits=torch.full((1, shape.vocab), float("nan"), device=device),
         arrivals=torch.zeros((shape.layers, counters), dtype=torch.int32, device=device),
-        state=torch.zeros(3, dtype=torch.int64, device=device),
+        state=torch.zeros(STATE_WORDS, dtype=torch.int64, device=device),
     )

@@ -11,6 +11,7 @@ IN_LAYER = ("qkv", "attention", "combine", "o", "gate_up", "down")
 BF16_BYTES = 2
 GROUP = 128  # columns that share a scale in 4 bits
 RUN = 512  # columns that 16 threads read together in 4 bits
+STATE_WORDS = 3  # int64 of a step's state on the device; device.py says which
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from decodegap.arms import Step
 from decodegap.fused import device, kernels
 from decodegap.fused.launches import Kernel, kernels_of
 from decodegap.fused.layout import Loaded, Matrix
-from decodegap.fused.shape import IN_LAYER
+from decodegap.fused.shape import IN_LAYER, STATE_WORDS
 from decodegap.fused.tiles import Tiles, check_tiles
 
 WARMUPS = 2  # the first compiles and loads the kernels, which a capture forbids
@@ -140,7 +140,7 @@ def _graph(enqueue: Callable[[], None], loaded: Loaded) -> Callable[[], None]:
 
 
 def _reset(loaded: Loaded) -> None:
-    first = [0] * device.STATE_WORDS
+    first = [0] * STATE_WORDS
     first[device.NEXT.value], first[device.BEST.value] = loaded.start, TOKEN_MASK - loaded.token
     loaded.buffers.state.copy_(torch.tensor(first))
     loaded.buffers.arrivals.zero_()
