@@ -63,11 +63,6 @@ def faults(seen: Attestation, *, same_work: bool = True) -> list[str]:
     return found
 
 
-def name_differences(a: Counter[str], b: Counter[str]) -> str:
-    """In one phrase, which names occur how often in `a` and in `b` where that differs; empty if it does not."""
-    return describe({name: list(counts) for name, counts in differences(a, b).items()})
-
-
 def differences(a: Counter[str], b: Counter[str]) -> dict[str, tuple[int, int]]:
     """Names that `a` and `b` hold a different number of, with both numbers, the largest difference first."""
     unequal = {name: (a[name], b[name]) for name in a.keys() | b.keys() if a[name] != b[name]}
