@@ -311,6 +311,23 @@ def test_a_path_whose_product_is_wrong_fails_its_check_and_is_not_timed(
     assert measured("fp32", tmp_path).outcome == "ok"
 
 
+def test_a_projection_that_fails_is_not_blamed_on_the_models_token(check: Findings) -> None:
+    (result,) = [each for each in check.checks if each.arm == "bnb-nf4"]
+    projections = [each.model_copy(update={"error": 0.5}) for each in check.projections if each.kind == "down"]
+    failed = result.model_copy(update={"passed": False})
+    (reason,) = quant_check.failures(PATHS["bnb-nf4"], [failed], projections)
+    assert reason.startswith("projection down")
+    wrong = failed.model_copy(update={"error": 0.5})
+    assert len(quant_check.failures(PATHS["bnb-nf4"], [wrong], projections)) == 2
+    assert len(quant_check.failures(PATHS["bnb-nf4"], [failed], [])) == 1
+
+
+def test_a_path_after_a_lost_device_says_why_it_was_not_checked(check: Findings, tmp_path: Path) -> None:
+    keep_check(replace(check, checks=check.checks[:1], projections=[], refused={}), tmp_path)
+    (flag,) = measured("bnb-nf4", tmp_path).flags
+    assert flag.endswith("weights: the check stopped before it came to this path")
+
+
 def test_a_path_whose_kernel_stops_is_named_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

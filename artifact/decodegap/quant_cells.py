@@ -179,4 +179,5 @@ def _refuse_failed(task: Task, path: QuantPath, store: Path, found: "Findings") 
     if why.startswith(quant_check.STOPPED):
         raise UnsupportedError(f"{path.slug} is not timed: {why}")
     if path.slug not in {check.arm for check in record.checks}:
+        why = why or "the check stopped before it came to this path"
         found.flags.append(f"{path.slug} was not checked against its dequantised weights: {why}")
