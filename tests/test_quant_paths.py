@@ -1,9 +1,14 @@
 """Quantised paths on a CPU: what a converted model computes and holds, and which faults are seen and named."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -270,6 +275,15 @@ def test_a_stale_replay_is_caught_although_its_logits_follow_the_token(stale: in
     assert all("from the launched step on token" in fault for fault in found)
 
 
+def test_where_fp16_is_added_up_by_atomics_two_runs_that_agree_prove_nothing() -> None:
+    _, step = prepared("int4-tinygemm")
+    exact = PATHS["int4-tinygemm"]
+    near = replace(step, logits=lambda: step.logits() * 1.001)
+    with torch.inference_mode():
+        assert quant_attest.replay_faults(replace(exact, sums_in_fp16=True), step, near, "cpu", LAYERS) == []
+        assert len(quant_attest.replay_faults(exact, step, near, "cpu", LAYERS)) == len(attest.TOKENS)
+
+
 def test_an_empty_replay_and_one_without_a_projection_are_caught() -> None:
     net, step = prepared("int4-tinygemm")
     path = PATHS["int4-tinygemm"]
@@ -339,6 +353,28 @@ def test_the_benchs_table_names_a_path_that_cannot_run_and_goes_on() -> None:
     assert "no kernel for a CPU" in refused
     assert len(rows) == 4
     assert all(row.startswith("int4-tinygemm") for row in rows)
+
+
+def test_the_bench_lets_go_of_a_model_that_failed_before_it_builds_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, nets = quant_bench.built, list[weakref.ref[torch.nn.Module]]()
+
+    def built(*given: Any) -> torch.nn.Module:
+        assert [net() for net in nets] == [None] * len(nets)
+        net = real(*given)
+        nets.append(weakref.ref(net))
+        return net
+
+    monkeypatch.setattr(quant_bench, "built", built)
+    paths = [PATHS[slug] for slug in ("awq-marlin", "gptq-marlin", "int4-tinygemm")]
+    assert len(list(quant_bench.lines(SMALL, paths, "cpu", 1))) == 7
+    assert len(nets) == 3
+
+
+def test_the_bench_names_a_model_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert quant_bench.main(["--model", "gpt-9"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "gpt-9" in said
 
 
 # --- compiling -------------------------------------------------------------------------------------------------------
@@ -446,6 +482,31 @@ def test_a_failed_build_says_its_first_error_and_the_others_go_on(
     assert any(line.startswith("exllamav2-stock: built in") for line in said)
     assert quant_kernels.build(["exllamav2-stock"], arch="9.0", say=said.append) == {}
     assert said[-1] == "exllamav2-stock: built already"
+
+
+def test_an_interrupted_build_takes_its_compilers_along(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, arch: str, *, jobs: int) -> "subprocess.Popen[bytes]":
+        started.append(subprocess.Popen(["sh", "-c", "sleep 300 & wait"], start_new_session=True))
+        return started[-1]
+
+    def interrupt(line: str) -> None:
+        if line.endswith("so far"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(quant_kernels, "_start", start)
+    monkeypatch.setattr(quant_kernels, "_require_compiler", lambda: None)
+    monkeypatch.setattr(quant_kernels, "SAY_EVERY_S", 0)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            quant_kernels.build(["exllamav2", "exllamav2-stock"], arch="9.0", say=interrupt)
+        assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
+    finally:
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def test_an_unknown_library_is_named(capsys: pytest.CaptureFixture[str]) -> None:

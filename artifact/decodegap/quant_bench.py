@@ -1,7 +1,9 @@
 """How fast a path's projections are one by one, and how exact: `python -m decodegap.quant_bench` prints a table."""
 
 import argparse
+import gc
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -173,23 +175,29 @@ def lines(model: Model, paths: Sequence[QuantPath], device: str, layers: int | N
     """One line a kind of projection, path after path; a path that cannot run says why and the others go on."""
     yield f"{'path':<15} {'kind':<8} {'shape':>14} {'MB':>8} {'us':>8} {'GB/s':>7} {'error':>9} {'dense':>9}"
     for path in paths:
+        reason, rows = "", list[Projection]()
         try:
-            net = built(model, path, device, layers)
-            quant_paths.convert(net, path, device)
-            rows = projections(net, path, device)
+            rows = _of_path(model, path, device, layers)
         except (DecodeGapError, RuntimeError) as error:
-            yield f"{path.slug:<15} {' '.join(str(error).split())[:200]}"
-            continue
+            reason = " ".join(str(error).split())[:200]
+        gc.collect()  # a model refers to itself, and the next one needs its memory
+        if reason:
+            yield f"{path.slug:<15} {reason}"
         for row in rows:
             yield (
                 f"{path.slug:<15} {row.kind:<8} {f'{row.rows} x {row.columns}':>14} {row.n_bytes / 1e6:>8.2f} "
                 f"{row.us:>8.2f} {row.gb_s:>7.0f} {row.error:>9.1e} {row.dense_error:>9.1e}"
             )
-        del net
+
+
+def _of_path(model: Model, path: QuantPath, device: str, layers: int | None) -> list[Projection]:
+    net = built(model, path, device, layers)
+    quant_paths.convert(net, path, device)
+    return projections(net, path, device)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table for one model, on the GPU if there is one."""
+    """Print the table for one model, on the GPU if there is one; 2 for a model that nobody knows."""
     parser = argparse.ArgumentParser(prog="python -m decodegap.quant_bench", description=__doc__)
     parser.add_argument("--model", default="qwen2.5-7b")
     parser.add_argument("--layers", type=int, help="fewer layers than the model has")
@@ -198,8 +206,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     here = [path.slug for path in quant_catalogue.on("gpu" if device == "cuda" else "cpu")]
     chosen = [quant_catalogue.PATHS[slug] for slug in options.paths or here]
-    for line in lines(models.lookup(options.model), chosen, device, options.layers):
-        print(line, flush=True)
+    try:
+        for line in lines(models.lookup(options.model), chosen, device, options.layers):
+            print(line, flush=True)
+    except DecodeGapError as error:
+        print(f"decode-gap: {error}", file=sys.stderr)
+        return error.exit_code
     return 0
 
 

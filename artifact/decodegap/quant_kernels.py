@@ -28,7 +28,6 @@ from decodegap.quant_patches import EXTENSIONS, Extension
 
 PACKAGE, RELEASE = "gptqmodel", "7.6.0"
 BUILD = "python -m decodegap.quant_kernels"
-LARGEST_LIBRARY = 16 * 2**20  # bytes: what a lent machine lets come back, so that it is compiled there once
 LONGEST_BUILD_S = 900
 SAY_EVERY_S = 15
 LIBRARY, LOG = "library.so", "build.log"
@@ -100,7 +99,7 @@ def build(names: Sequence[str] = quant_patches.DEFAULT, *, arch: str = "", say: 
     """Build the libraries that are not there yet, side by side; return for each that cannot be why, in one line.
 
     For this machine's card, or for `arch` (such as `9.0`) where there is none. Each is compiled by a process of its
-    own, so that one that fails or hangs takes nothing along.
+    own, so that one that fails or hangs takes nothing along; all of them end with this call, interrupted or not.
     """
     failed: dict[str, str] = {}
     wanted: dict[str, Path] = {}
@@ -116,22 +115,31 @@ def build(names: Sequence[str] = quant_patches.DEFAULT, *, arch: str = "", say: 
         else:
             wanted[name] = path
     jobs = max(1, (os.cpu_count() or 1) // max(1, len(wanted)))
-    began = time.monotonic()
-    running = {name: _start(name, arch or architecture(), jobs=jobs) for name in wanted}
-    for name in running:
-        say(f"{name}: compiling, once for this card and this torch")
-    said = 0.0
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name in wanted:
+            running[name] = _start(name, arch or architecture(), jobs=jobs)
+            say(f"{name}: compiling, once for this card and this torch")
+        failed |= _finish(running, wanted, say)
+    finally:
+        for process in running.values():
+            _end(process)
+    for reason in failed.values():
+        say(f"unsupported: {reason}")
+    return failed
+
+
+def _finish(running: "dict[str, subprocess.Popen[bytes]]", wanted: dict[str, Path], say: Say) -> dict[str, str]:
+    """Wait for those in `running`, emptying it; why each that built nothing did not, in one line."""
+    failed: dict[str, str] = {}
+    began, said = time.monotonic(), 0.0
     while running:
         time.sleep(0.2)
         seconds = time.monotonic() - began
         for name, process in list(running.items()):
             if process.poll() is None and seconds < LONGEST_BUILD_S:
                 continue
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(
-                    process.pid, signal.SIGKILL
-                )  # with the compilers that it started; where it has ended, nothing
-            process.wait()
+            _end(process)
             del running[name]
             if process.returncode == 0 and wanted[name].is_file():
                 say(f"{name}: built in {seconds:.0f} s, {wanted[name].stat().st_size / 2**20:.1f} MiB")
@@ -140,9 +148,14 @@ def build(names: Sequence[str] = quant_patches.DEFAULT, *, arch: str = "", say: 
         if running and seconds - said >= SAY_EVERY_S:
             said = seconds
             say(f"{' and '.join(running)}: compiling, {seconds:.0f} s so far")
-    for reason in failed.values():
-        say(f"unsupported: {reason}")
     return failed
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a build with the compilers that it started, in a session that no Ctrl-C reaches; nothing if it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _require_compiler() -> None:
@@ -232,8 +245,6 @@ def compile_one(name: str, arch: str) -> None:
             verbose=True,
         )
         (built,) = (scratch / "objects").glob("*.so")
-        if built.stat().st_size > LARGEST_LIBRARY:
-            raise UnsupportedError(f"error: {name} is {built.stat().st_size / 2**20:.1f} MiB, over 16")
         target.parent.mkdir(parents=True, exist_ok=True)
         built.replace(target)
     finally:
