@@ -234,6 +234,33 @@ def test_our_claims_are_judged_by_the_quantised_records_and_flip_with_them() -> 
     assert judged(stale)["quantised-kernels"] == "reproduced"
 
 
+def test_a_baseline_is_no_path_that_comes_near_its_floor() -> None:
+    fast = [measured(slug, 6.0, 4.0, session=2, host="bb") for slug in ("bf16", "fp16")]
+    found = verdicts.judge(claims.load(HERE.claims, STUDY), STUDY, [*experiment("h200", sessions=1), *fast])
+    (said,) = [each for each in found if each.claim.id == "quantised-floor"]
+    assert "smallest of 12 series: qwen2.5-7b 2048 int4-tinygemm-graph" in said.detail
+
+
+def test_a_store_is_named_and_its_markers_have_an_edge_that_the_legend_explains() -> None:
+    found = [measured("bf16", 18.0, 7.0), measured("bnb-nf4", 9.0, 3.5)]
+    for store in ("yours", "imported"):
+        other = View(frame.build([], found if store == "yours" else [], found if store == "imported" else []), STUDY,
+                     None)  # fmt: skip
+        rows = [row for row in exhibits.table(other, "quantised").rows if row[-1].startswith("measured")]
+        assert {row[0] for row in rows} == {f"H200 SXM ({store})"}
+        figure = exhibits.figure(other, "quantised")
+        edges = [line.get_markeredgecolor() for line in figure.axes[0].lines if line.get_linestyle() == "None"]
+        assert edges.count("black") == 2
+        assert store in texts(figure)
+    assert "yours" not in texts(exhibits.figure(view(found), "quantised"))
+
+
+def test_a_check_whose_dense_product_is_exact_has_no_multiple() -> None:
+    exact = checked()
+    exact = rehashed(exact, checks=[each.model_copy(update={"eager_error": 0.0}) for each in exact.checks])
+    assert {row[-2].count("(") for row in exhibits.table(view([exact]), "projections").rows} == {0}
+
+
 def test_the_study_s_floor_for_gptq_is_a_finding() -> None:
     found = {each.id: each.numbers for each in tensions.findings(STUDY)}["quantised-floor"]
     assert found["everything_ms"] > 17.36 > found["streamed_ms"]

@@ -2,6 +2,7 @@
 
 import pytest
 from factory import pair, record, rehashed
+from factory_quant import measured
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,6 +74,19 @@ def test_the_paper_tables_mark_it_and_say_what_the_mark_means(name: str) -> None
     [row] = [row for row in found.rows if any(steadiness.MARK in text for text in row)]
     assert row[1] == "Qwen2.5-7B"
     assert steadiness.NOTE in found.notes
+
+
+def test_a_quantised_path_is_marked_in_the_series_that_moved() -> None:
+    calm = measured("bnb-nf4", 9.0, 3.5, session=2)
+    moved = shaky(arm="bnb-nf4", arms={"bnb-nf4": 9.0, "bnb-nf4-graph": 3.5}, experiment="quantised").series
+    for series, places in (((moved[0], calm.series[1]), (1, 0)), ((calm.series[0], moved[1]), (0, 1))):
+        found = view(calm, rehashed(measured("bnb-nf4", 9.0, 3.5), series=list(series)))
+        table = exhibits.table(found, "quantised")
+        (row,) = [row for row in table.rows if row[3] == "bnb-nf4" and row[-1].startswith("measured")]
+        assert tuple(int(steadiness.MARK in text) for text in row[6:8]) == places
+        assert steadiness.NOTE in table.notes
+        (data,) = [each for each in table.data if each["path"] == "bnb-nf4" and each["kind"] == "measured"]
+        assert (data["unstable_sessions"], data["graph_unstable_sessions"]) == places
 
 
 def test_a_loaded_cpu_stays_measured_and_is_marked() -> None:

@@ -21,7 +21,8 @@ HOW = {EAGER: "", GRAPH: ", by graph"}
 def quantised(lines: Sequence[Line]) -> "Figure":
     """One row a path and cell: a pale bar to the promised speed-up, a marker at each realised one.
 
-    Every system has a colour, marker and offset for each way of launching; the study's are hollow.
+    Each system has a colour, marker and offset for each way of launching; the study's are hollow, and those of
+    records that are not shipped have a black edge.
     """
     shown = [line for line in lines if line.kind != "missing" and not line.path.is_baseline and line.best_gain]
     groups = list(dict.fromkeys((line.where.model, line.where.ctx) for line in shown))
@@ -59,6 +60,8 @@ def quantised(lines: Sequence[Line]) -> "Figure":
             if published:
                 key.set_markerfacecolor("white")
             keys.append(key)
+        if stores := sorted({line.where.store for line in shown} - {"shipped"}, reverse=True):
+            keys.append(draw.marker_key(", ".join(stores), edge=True))
         keys += [draw.floor_key(f"{CODE_BITS} bits instead of {ideal * CODE_BITS:g}") for ideal in ideals]
         draw.legend(figure, keys)
     return figure
@@ -74,7 +77,7 @@ def _row(axes: "Axes", at: float, mine: Sequence[Line], systems: Sequence[tuple[
             index = systems.index(key)
             offset = 0.22 * (index - (len(systems) - 1) / 2) if len(systems) > 1 else 0.0
             draw.dots(axes, [gain], [at + offset], index, hollow=line.kind == "published",
-                      edge=line.where.store == "yours")  # fmt: skip
+                      edge=line.where.store != "shipped")  # fmt: skip
 
 
 def _marks(line: Line) -> dict[tuple[str, str, str], float]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from decodegap import frame, quant_results
 from decodegap.claims import Claim, Found
 from decodegap.plan import CHECK
+from decodegap.quant_catalogue import PATHS
 from decodegap.schema import Record
 
 
@@ -22,11 +23,15 @@ def kept_promise(_claim: Claim, records: Sequence[Record]) -> Found | None:
 
 
 def over_floor(_claim: Claim, records: Sequence[Record]) -> Found | None:
-    """The smallest step of any path, by whichever launching, over its quantised floor without the embedding."""
+    """The smallest step of any path but the baselines, however launched, over its floor without the embedding."""
     found = [
         (row.step_ms / row.floor_streamed_ms, f"{row.model} {row.ctx} {row.arm}")
         for row in frame.cells(frame.sessions((r for r in records if r.cell.experiment == "quantised"), "shipped"))
-        if row.outcome == "ok" and row.step_ms and row.floor_streamed_ms
+        if row.outcome == "ok"
+        and row.step_ms
+        and row.floor_streamed_ms
+        and row.cell_arm in PATHS
+        and not PATHS[row.cell_arm].is_baseline
     ]
     if not found:
         return None

@@ -138,7 +138,7 @@ def _speed_ups(
 
 
 def _row(line: Line) -> tuple[str, ...]:
-    head = (line.where.gpu_label, model_label(line.where.model), str(line.where.ctx), line.path.slug)
+    head = (line.where.system, model_label(line.where.model), str(line.where.ctx), line.path.slug)
     if line.kind == "missing":
         wanted = _wanted(line)
         return (*head, *[DASH] * 9, f"0 of {wanted}" if wanted else DASH, f"missing: {line.reason}")
@@ -210,7 +210,8 @@ def _data(line: Line) -> dict[str, Any]:
         "graph_high_ms": graph.high_ms if graph else None, "graph_free_ms": graph.free_ms if graph else None,
         "graph_j_per_step": graph.energy_j_per_step if graph else None,
         "promised": line.promised, "gain": line.gain, "graph_gain": line.graph_gain,
-        "sessions": eager.sessions if eager else 0, "host": line.host,
+        "sessions": eager.sessions if eager else 0, "unstable_sessions": eager.unstable if eager else 0,
+        "graph_unstable_sessions": graph.unstable if graph else 0, "host": line.host,
         "flags": "; ".join(eager.flags) if eager else "", "records": " ".join(eager.records) if eager else "",
     }  # fmt: skip
 
@@ -220,7 +221,8 @@ def _projection_row(each: Checked) -> tuple[str, ...]:
     texts = [text for kind in KINDS for text in
              ((number(by[kind].us), number(by[kind].gb_s)) if kind in by else (DASH, DASH))]  # fmt: skip
     check = each.check
-    error = DASH if check is None else f"{check.error:.1e} ({check.error / check.eager_error:.2f}x)"
+    times = f" ({check.error / check.eager_error:.2f}x)" if check and check.eager_error else ""
+    error = DASH if check is None else f"{check.error:.1e}{times}"
     said = f"missing: {each.reason}" if check is None else "passed" if check.passed else "failed"
     where = each.where
     return (where.system, model_label(where.model), str(where.ctx), each.path.slug, *texts, error, said)
