@@ -232,7 +232,7 @@ coverage: ## branch coverage of the library in all, and what is not covered, as 
 
 .PHONY: test-gpu
 test-gpu: ## the tests that need one, with the interpreter there is; nothing is installed
-	@$(unset) "$$PY" -m pytest -m gpu
+	@$(given); $(unset) "$$PY" -m pytest -m gpu
 
 .PHONY: lint
 lint: ## ruff, mypy, sp-repo-review, and whether the locks and environment.yml agree

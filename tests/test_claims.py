@@ -231,19 +231,19 @@ def test_stand_ins_and_cpus_prove_nothing() -> None:
     assert {verdict.basis for verdict in found.values()} == {"arithmetic", ""}
 
 
-RUBBISH = {
-    "not-toml": "[[claim]\n",
-    "empty": "",
-    "other-key": "[paper]\nx = 1\n",
-    "unknown-field": '[[claim]]\nid = "a-b"\nsurprise = 1\n',
-    "wrong-type": None,
-    "unknown-gpu": None,
-    "unknown-measure": None,
-    "unknown-model": None,
-    "no-limits": None,
-    "twice": None,
-    "not-the-studys": None,
-    "nan": None,
+RUBBISH = {  # what is in the file (None: a claim with one change), and what is said of it
+    "not-toml": ("[[claim]\n", "not TOML"),
+    "empty": ("", "something else than [[claim]] tables"),
+    "other-key": ("[paper]\nx = 1\n", "something else than [[claim]] tables"),
+    "unknown-field": (None, "verdict: Extra inputs are not permitted"),
+    "wrong-type": (None, "ctx: Input should be a valid integer"),
+    "unknown-gpu": (None, "no GPU of the catalogue is called 'h101'"),
+    "unknown-measure": (None, "measure: Input should be 'fraction'"),
+    "unknown-model": (None, "no model is called 'gpt'"),
+    "no-limits": (None, "give either allowed, or both low and high"),
+    "twice": (None, "'one' is there twice"),
+    "not-the-studys": (None, "expects 0.28, but the study's floor_fraction there is 0.27"),
+    "nan": (None, "expected: Input should be a finite number"),
 }
 ONE = """[[claim]]
 id = "one"
@@ -270,20 +270,22 @@ CHANGES = {
     "no-limits": ("allowed = 0.1\n", ""),
     "twice": ("[[claim]]", ONE + "[[claim]]"),
     "not-the-studys": ("expected = 0.27", "expected = 0.28"),
-    "nan": ("expected = 0.27", "expected = nan"),
+    "nan": ('published = "floor_fraction"\nexpected = 0.27', "expected = nan"),
+    "unknown-field": ("ctx = 2048", 'ctx = 2048\nverdict = "reproduced"'),
 }
 
 
 @pytest.mark.parametrize("case", RUBBISH)
 def test_rubbish_in_claims_is_one_line(tmp_path: Path, case: str) -> None:
-    text = ONE.replace(*CHANGES[case]) if case in CHANGES else RUBBISH[case]
-    assert text is not None
+    text, told = RUBBISH[case]
+    text = ONE.replace(*CHANGES[case]) if text is None else text
     path = tmp_path / "claims.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(BadInputError) as caught:
         claims.load(path, STUDY)
     assert "\n" not in str(caught.value)
-    assert str(path) in str(caught.value)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert told in str(caught.value)
 
 
 def test_the_unchanged_claim_loads(tmp_path: Path) -> None:
