@@ -92,7 +92,7 @@ def test_a_checkpoints_config(dice: random.Random, cases: Any, tmp_path: Path) -
         (tmp_path / "config.json").write_bytes(mutate.damaged(dice, content) if dice.random() < 0.3 else content)
         with one_line_or_fine(content):
             plan.weights_revision(plan.request(weights=f"{tmp_path}/"), model)
-            decode._check_checkpoint(model, tmp_path)
+            decode.checkpoint_config(model, tmp_path)
 
 
 def test_claims(dice: random.Random, cases: Any, tmp_path: Path) -> None:
