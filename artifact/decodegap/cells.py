@@ -27,6 +27,7 @@ from decodegap import (
 from decodegap.arms import Setup, Step
 from decodegap.errors import BadRecordError, StoreError, UnsupportedError
 from decodegap.plan import Task
+from decodegap.schema import Record
 
 if TYPE_CHECKING:
     from decodegap.session import Findings
@@ -179,14 +180,8 @@ def logits_of(step: Step) -> torch.Tensor:
 
 def _refuse_failed(task: Task, names: tuple[str, ...], store: Path, found: "Findings") -> None:
     """Raise `UnsupportedError` if the check of one of these arms failed; flag that there is no check yet."""
-    checked = plan.check_task(task)
-    try:
-        record = records.load(records.path_of(store, checked.cell, checked.session))
-    except (StoreError, BadRecordError):
-        found.flags.append("not checked against the reference: there is no record of a check")
-        return
-    if record.protocol_hash != task.protocol.digest():
-        found.flags.append("not checked against the reference: the check there is is of another protocol")
+    record = earlier_check(task, store, found, against="the reference")
+    if record is None:
         return
     results = {result.arm: result for result in record.checks}
     for name in names:
@@ -194,6 +189,23 @@ def _refuse_failed(task: Task, names: tuple[str, ...], store: Path, found: "Find
             found.flags.append(f"{name} was not checked against the reference")
         elif not results[name].passed:
             raise UnsupportedError(f"{name} is not timed, because its check failed: {reference.failure(results[name])}")
+
+
+def earlier_check(task: Task, store: Path, found: "Findings", *, against: str) -> Record | None:
+    """The record in `store` of the session that checked the task's arms `against` something.
+
+    None, and a flag that says so, if there is none or it is of another protocol.
+    """
+    checked = plan.check_task(task)
+    try:
+        record = records.load(records.path_of(store, checked.cell, checked.session))
+    except (StoreError, BadRecordError):
+        found.flags.append(f"not checked against {against}: there is no record of a check")
+        return None
+    if record.protocol_hash != task.protocol.digest():
+        found.flags.append(f"not checked against {against}: the check there is is of another protocol")
+        return None
+    return record
 
 
 def check_backend(task: Task, found: "Findings") -> None:

@@ -21,11 +21,10 @@ from decodegap import (
     quant_attest,
     quant_check,
     quant_paths,
-    records,
     timing,
 )
 from decodegap.arms import Setup, Step
-from decodegap.errors import BadInputError, BadRecordError, StoreError, UnsupportedError
+from decodegap.errors import BadInputError, UnsupportedError
 from decodegap.plan import Task
 from decodegap.quant_catalogue import GRAPH_SUFFIX, PATHS, QuantPath
 from decodegap.schema import Quantised
@@ -164,14 +163,8 @@ def _captured(path: QuantPath, setup: Setup, found: "Findings") -> tuple[Step | 
 
 def _refuse_failed(task: Task, path: QuantPath, store: Path, found: "Findings") -> None:
     """Raise `UnsupportedError` if this path's check failed or stopped; flag that it was not checked, if so."""
-    checked = plan.check_task(task)
-    try:
-        record = records.load(records.path_of(store, checked.cell, checked.session))
-    except (StoreError, BadRecordError):
-        found.flags.append("not checked against its dequantised weights: there is no record of a check")
-        return
-    if record.protocol_hash != task.protocol.digest():
-        found.flags.append("not checked against its dequantised weights: the check there is is of another protocol")
+    record = cells.earlier_check(task, store, found, against="its dequantised weights")
+    if record is None:
         return
     if reasons := quant_check.failures(path, record.checks, record.projections):
         raise UnsupportedError(f"{path.slug} is not timed, because its check failed: {reasons[0]}")
