@@ -1,23 +1,20 @@
 """What the fused step does on this card: right or wrong, how fast as a whole, and what each kernel costs in it."""
 
-import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from decodegap import arms, decode, gpus, machine, models, reference
+from decodegap import arms, decode, models, reference
 from decodegap.arms import Step
 from decodegap.fused.layout import CODE_BITS, Loaded, as_rounded, load
 from decodegap.fused.shape import TILED, kernel_bytes, launches
 from decodegap.fused.step import capture
 from decodegap.fused.tiles import Tiles
-from decodegap.timing import free_running, synchronised
+from decodegap.timing import free_running
 
 CHUNK = 2048
-SINGLE_STEPS = 20
 LOOP_STEPS = 60
-SUSTAINED_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -94,34 +91,6 @@ def loop_ms(step: Step, device: str, steps: int = LOOP_STEPS) -> float:
     return free_running(step, device, steps) / steps
 
 
-def single_ms(step: Step, device: str, steps: int = SINGLE_STEPS) -> float:
-    """The median of single steps, each between two device events, in ms; NaN without a device."""
-    step.reset()
-    step.run()
-    _, _, events = synchronised(step, device, steps)
-    return statistics.median(events or [float("nan")])
-
-
-def sustained(step: Step, step_ms: float, room: int) -> str:
-    """A loop of two seconds (fewer if the cache would be full) in one line, with clocks and watts in its middle."""
-    steps = min(room - 1, int(SUSTAINED_S * 1e3 / step_ms))
-    step.reset()
-    began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    half = torch.cuda.Event()
-    began.record()
-    for index in range(steps):
-        step.run()
-        if index == steps // 2:
-            half.record()
-    ended.record()
-    half.synchronize()
-    found = gpus.detect()
-    seen = machine.state(found[0] if found else None)
-    ended.synchronize()
-    clocks = f"SM {seen.sm_clock_mhz} MHz, {seen.power_w} W, {', '.join(seen.throttle_reasons)}" if seen else "no NVML"
-    return f"{began.elapsed_time(ended) / steps:.3f} ms over {steps} steps, {clocks}"
-
-
 def kernel_times(loaded: Loaded, tiles: Tiles, *, pdl: bool, steps: int = LOOP_STEPS) -> Iterator[KernelTime]:
     """Each kernel of a step alone and by its absence; attention with the kernel that adds up its splits."""
     shape = loaded.shape
@@ -138,19 +107,3 @@ def kernel_times(loaded: Loaded, tiles: Tiles, *, pdl: bool, steps: int = LOOP_S
         without = timed(skip=names)
         count = counts[name]
         yield KernelTime(name, count, sizes[name], only * 1e3 / count, (whole - without) * 1e3 / count)
-
-
-def guarded(name: str, make: Callable[[], str]) -> str:
-    """`make()` after `name`; if it fails, why, in one line: one broken variant must not end a run on a rare machine."""
-    try:
-        return f"{name}: {make()}"
-    except Exception as error:  # noqa: BLE001
-        return f"{name}: FAILED: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def variant_line(loaded: Loaded, truth: Truth, tiles: Tiles, *, pdl: bool, steps: int = LOOP_STEPS) -> str:
-    """One set of tiles in one line: check, single step, back-to-back step."""
-    step = capture(loaded, tiles, pdl=pdl)
-    verdict = check_line(step, truth)
-    single, loop = single_ms(step, loaded.device, min(steps, SINGLE_STEPS)), loop_ms(step, loaded.device, steps)
-    return f"single {single:.3f} ms, back to back {loop:.3f} ms; {verdict}"
