@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 MADE_FROM = (
@@ -65,6 +66,20 @@ def test_every_pin_is_exact_and_none_belongs_to_a_cuda_build() -> None:
     assert lock_lines("interpreter") == ["triton==3.6.0"]  # no part of what measures: its torch brings its own
     assert "torch==2.13.0" in lock_lines("measure")
     assert not any(pin.startswith("torch") for pin in lock_lines("analysis"))
+
+
+def test_sizes_are_those_of_the_sets_that_the_locks_install() -> None:
+    sizes = tomllib.loads((ROOT / "requirements/sizes.toml").read_text(encoding="utf-8"))
+    locks = {path.stem for path in (ROOT / "requirements").glob("*.lock")}
+    assert {"analysis", "measure", "dev"} <= set(sizes) <= locks
+    for name, size in sizes.items():
+        there = {"python_version": size["python"].rpartition(".")[0], "python_full_version": size["python"]}
+        pins = [Requirement(line) for line in lock_lines(name)]
+        kept = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(there)]
+        assert size["packages"] == len(kept), f"{name}: the lock has other packages than were measured; run make sizes"
+        assert size["mb"] > 0
+        torch = [pin.specifier for pin in kept if pin.name == "torch"]
+        assert [specifier.contains(size["torch"]) for specifier in torch] == [True] * len(torch)
 
 
 @pytest.mark.parametrize(
