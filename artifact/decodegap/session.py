@@ -236,8 +236,6 @@ def _bytes_asked(message: str) -> int | None:
     """Bytes that a failed allocation asked for, from torch's own wording; None if it is another failure."""
     if match := re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message):
         return round(float(match[1]) * {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[match[2]])
-    if match := re.search(r"tried to allocate (\d+) bytes", message):
-        return int(match[1])
     return None
 
 
