@@ -1,18 +1,27 @@
 """Tiny GPTQ and AWQ checkpoints, packed here from known codes by the formats' own definitions, nibble by nibble."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
-from decodegap import decode
+from decodegap import decode, quant_checkpoint
 from decodegap.models import Model
 from decodegap.quant_paths import PROJECTIONS
 
+FORMATS: dict[str, dict[str, Any]] = {
+    "gptq": {"method": "gptq"},
+    "gptq, zero points": {"method": "gptq", "symmetric": False},
+    "gptq_v2": {"method": "gptq", "symmetric": False, "layout": "gptq_v2"},
+    "awq": {"method": "awq"},
+}
+FIRST = "model.layers.0.self_attn.q_proj"
 AWQ_NIBBLES = (0, 2, 4, 6, 1, 3, 5, 7)  # the output, of eight, that each nibble of a word holds
 
 
@@ -91,3 +100,25 @@ def write(
     asked = config_of(method, group, symmetric=symmetric, layout=layout)
     (folder / "config.json").write_text(json.dumps(model.config | {"quantization_config": asked}))
     return expected
+
+
+def load(model: Model, folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The model as the library reads it from `folder`, on a CPU."""
+    return quant_checkpoint.build(model, folder, device="cpu", dtype=dtype)
+
+
+def reconfigure(folder: Path, **changes: Any) -> None:
+    """Change fields of the quantization_config; None takes a field away."""
+    config = json.loads((folder / "config.json").read_text())
+    asked = config["quantization_config"] | changes
+    config["quantization_config"] = {field: value for field, value in asked.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def retensor(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
+    """Change one tensor of the file, or take it away."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = change(tensors.pop(name, torch.zeros(256))).contiguous() if change else torch.empty(0)
+    if change is None:
+        del tensors[name]
+    save_file(tensors, folder / "model.safetensors")

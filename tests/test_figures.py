@@ -12,9 +12,9 @@ from typing import Any
 
 import matplotlib as mpl
 import pytest
+from exhibiting import GOLDEN, STUDY, golden_figure, on_cpu, saved, shipped, texts, yours
 from factory import grid, record
 from matplotlib.figure import Figure
-from test_tables import GOLDEN, STUDY, cpu, golden, shipped, yours
 
 from decodegap import figures, frame, style
 from decodegap.errors import BadInputError
@@ -22,13 +22,12 @@ from decodegap.paths import HERE, Places
 
 logging.getLogger("fontTools").setLevel(logging.WARNING)  # one line a table of a font otherwise
 
-GOLDEN_MATPLOTLIB = "3.11.2"  # glyph outlines and path rounding are its own
 MAKERS: dict[str, Callable[[], Figure]] = {
     "fraction": lambda: figures.fraction(frame.build(shipped()), STUDY),
     "fraction_yours": lambda: figures.fraction(frame.build(shipped(), yours()), STUDY),
     "context": lambda: figures.context(frame.build(shipped()), STUDY),
     "heatmap": lambda: figures.heatmap(frame.build(shipped()), STUDY),
-    "cpu": lambda: figures.cpu(frame.build([], cpu())),
+    "cpu": lambda: figures.cpu(frame.build([], on_cpu())),
 }
 
 
@@ -37,21 +36,9 @@ def made() -> dict[str, Figure]:
     return {name: make() for name, make in MAKERS.items()}
 
 
-def saved(figure: Figure, fmt: style.Format) -> bytes:
-    return style.to_bytes(figure, fmt, title="figure", records="0" * 64, epoch_s=1_780_000_000)
-
-
-def texts(figure: Figure) -> list[str]:
-    figure.draw_without_rendering()
-    found = [artist.get_text() for artist in figure.findobj(mpl.text.Text)]  # type: ignore[attr-defined]
-    return [text for text in found if text]
-
-
 @pytest.mark.parametrize("name", ["fraction", "context", "heatmap", "cpu"])
 def test_figures_have_the_golden_bytes(made: dict[str, Figure], name: str) -> None:
-    if version("matplotlib") != GOLDEN_MATPLOTLIB:
-        pytest.skip(f"golden pictures are of matplotlib {GOLDEN_MATPLOTLIB}")
-    golden(f"{name}.svg", saved(made[name], "svg"))
+    golden_figure(name, made[name])
 
 
 @pytest.mark.parametrize("text", [None, b"\xff\xfe\x00"])
@@ -63,7 +50,7 @@ def test_without_the_style_sheet_is_one_line(
         (tmp_path / "figures").mkdir()
         (tmp_path / "figures" / "paper.mplstyle").write_bytes(text)
     with pytest.raises(BadInputError, match=r"^figures/paper\.mplstyle: cannot be read: .*restore it with git$"):
-        figures.cpu(frame.build([], cpu()))
+        figures.cpu(frame.build([], on_cpu()))
 
 
 def test_goldens_are_all_used() -> None:

@@ -1,19 +1,21 @@
 """Whether the ladder's table, figure, numbers and claims say what its records hold, and what is missing."""
 
-import csv
-import io
-from importlib.metadata import version
-from pathlib import Path
-
 import pytest
+from exhibiting import (
+    STUDY,
+    fits_its_column,
+    golden_figure,
+    golden_table,
+    has_a_text_for_each_header,
+    lines,
+    texts,
+    view,
+)
 from factory import grid, rehashed, rungs
-from test_figures import GOLDEN_MATPLOTLIB, saved, texts
-from test_tables import STUDY, golden
 
-from decodegap import claims, exhibits, frame, ladder, numbers_ladder, plan_ladder, render, style, verdicts
+from decodegap import claims, exhibits, ladder, numbers_ladder, plan_ladder, verdicts
 from decodegap.exhibits import View
-from decodegap.launch import Kept
-from decodegap.paths import HERE, Places
+from decodegap.paths import HERE
 from decodegap.schema import Record
 
 SHARED = {"eager": 20.0, "eager-pinned": 18.0, "graph": 6.7, "graph-static": 6.6, "fused-plain": 3.8, "fused": 3.5}
@@ -37,12 +39,6 @@ def cpu_records() -> list[Record]:
     return [rehashed(found, refused=dict.fromkeys(plan_ladder.OWN, "the fused step needs an NVIDIA GPU"))]
 
 
-def view(found: list[Record], *, cpu: bool = False) -> View:
-    folder = Places(Path("checkout")).local / "cpu" / "report" if cpu else None
-    kept = tuple(Kept("yours" if cpu else "shipped", each) for each in found)
-    return View(frame.build([], found) if cpu else frame.build(found), STUDY, folder, kept=kept)
-
-
 @pytest.fixture(scope="module")
 def paper() -> View:
     return view(gpu_records())
@@ -53,33 +49,19 @@ def cpu() -> View:
     return view(cpu_records(), cpu=True)
 
 
-def lines(table: render.Table, **wanted: object) -> list[dict[str, str]]:
-    found = csv.DictReader(io.StringIO(render.csv_text(table)))
-    return [line for line in found if all(line[key] == str(value) for key, value in wanted.items())]
-
-
 @pytest.mark.parametrize("name", ["ladder", "cpu-ladder"])
 def test_the_table_has_the_golden_bytes_and_a_text_for_each_header(paper: View, cpu: View, name: str) -> None:
     table = exhibits.table(cpu if name == "cpu-ladder" else paper, name)
-    assert {len(row) for row in table.rows} == {len(table.headers)} == {len(table.numeric)}
-    assert len(table.rows) == len(table.groups) == len(table.data)
-    assert render.latex(table).isascii()
-    golden(f"{name}.md", render.markdown(table).encode())
-    golden(f"{name}.csv", render.csv_text(table).encode())
-    golden(f"{name}.tex", render.latex(table).encode())
+    has_a_text_for_each_header(table)
+    assert len(table.rows) == len(table.data)
+    golden_table(name, table)
 
 
 @pytest.mark.parametrize("name", ["ladder", "cpu-ladder"])
 def test_the_figure_has_the_golden_bytes_and_fits_its_column(paper: View, cpu: View, name: str) -> None:
     figure = exhibits.figure(cpu if name == "cpu-ladder" else paper, name)
-    assert figure.get_figwidth() == style.COLUMN_IN
-    figure.draw_without_rendering()
-    box = figure.get_tightbbox(figure.canvas.get_renderer())  # type: ignore[attr-defined]
-    assert box.x0 >= -0.02
-    assert box.x1 <= style.COLUMN_IN + 0.02
-    if version("matplotlib") != GOLDEN_MATPLOTLIB:
-        pytest.skip(f"golden pictures are of matplotlib {GOLDEN_MATPLOTLIB}")
-    golden(f"{name}.svg", saved(figure, "svg"))
+    fits_its_column(figure)
+    golden_figure(name, figure)
 
 
 def test_each_rung_says_what_it_removes_from_the_one_below(paper: View) -> None:

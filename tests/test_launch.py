@@ -1,21 +1,27 @@
 """Whether the launch experiment's tables and figures say what was measured, attested, predicted, and what is not."""
 
-import csv
 import dataclasses
-import io
 import re
 import shutil
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from exhibiting import (
+    STUDY,
+    fits_its_column,
+    golden_figure,
+    golden_table,
+    has_a_text_for_each_header,
+    lines,
+    saved,
+    texts,
+    view,
+)
 from factory import checked, grid, pair, record, rehashed, single, write
 from matplotlib.figure import Figure
-from test_figures import GOLDEN_MATPLOTLIB, saved, texts
-from test_tables import STUDY, golden
 
-from decodegap import exhibits, figures_launch, frame, launch, numbers, plan, predict, render, report, stats, style
+from decodegap import exhibits, figures_launch, launch, numbers, plan, predict, render, report, stats
 from decodegap import grid as cells
 from decodegap.exhibits import View
 from decodegap.launch import Kept
@@ -50,13 +56,6 @@ def cpu_records() -> list[Record]:
     ]  # fmt: skip
 
 
-def view(found: list[Record], *, cpu: bool = False) -> View:
-    folder = Places(Path("checkout")).local / "cpu" / "report" if cpu else None
-    kept = tuple(Kept("yours" if cpu else "shipped", each) for each in found)
-    made = frame.build([], found) if cpu else frame.build(found)
-    return View(made, STUDY, folder, kept=kept)
-
-
 @pytest.fixture(scope="module")
 def paper() -> View:
     return view(gpu_records())
@@ -67,39 +66,24 @@ def cpu() -> View:
     return view(cpu_records(), cpu=True)
 
 
-def lines(table: render.Table, **wanted: object) -> list[dict[str, str]]:
-    found = csv.DictReader(io.StringIO(render.csv_text(table)))
-    return [line for line in found if all(line[key] == str(value) for key, value in wanted.items())]
-
-
 @pytest.mark.parametrize("name", [*TABLES, *CPU_TABLES])
 def test_tables_have_the_golden_bytes(paper: View, cpu: View, name: str) -> None:
     table = exhibits.table(cpu if name in CPU_TABLES else paper, name)
     assert table.name == name
-    golden(f"{name}.md", render.markdown(table).encode())
-    golden(f"{name}.csv", render.csv_text(table).encode())
-    golden(f"{name}.tex", render.latex(table).encode())
+    golden_table(name, table)
 
 
 @pytest.mark.parametrize("name", [*FIGURES, *CPU_TABLES])
 def test_figures_have_the_golden_bytes_and_fit_their_column(paper: View, cpu: View, name: str) -> None:
     figure = exhibits.figure(cpu if name in CPU_TABLES else paper, name)
-    assert figure.get_figwidth() == style.COLUMN_IN
-    figure.draw_without_rendering()
-    box = figure.get_tightbbox(figure.canvas.get_renderer())  # type: ignore[attr-defined]
-    assert box.x0 >= -0.02
-    assert box.x1 <= style.COLUMN_IN + 0.02
-    if version("matplotlib") != GOLDEN_MATPLOTLIB:
-        pytest.skip(f"golden pictures are of matplotlib {GOLDEN_MATPLOTLIB}")
-    golden(f"{name}.svg", saved(figure, "svg"))
+    fits_its_column(figure)
+    golden_figure(name, figure)
 
 
 @pytest.mark.parametrize("name", [*TABLES, *CPU_TABLES])
 def test_every_row_has_a_text_for_each_header(paper: View, cpu: View, name: str) -> None:
     table = exhibits.table(cpu if name in CPU_TABLES else paper, name)
-    assert {len(row) for row in table.rows} == {len(table.headers)} == {len(table.numeric)}
-    assert len(table.rows) == len(table.groups)
-    assert render.latex(table).isascii()
+    has_a_text_for_each_header(table)
 
 
 def test_the_mean_and_its_intervals_are_those_of_the_sessions(paper: View) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import factory_checkpoint
+import packers
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -92,7 +93,7 @@ def pair(setup: Setup) -> tuple[Step, Step]:
 @pytest.mark.parametrize("inner", [2, 4, 8])
 def test_torch_packs_int4_as_we_do(inner: int) -> None:
     codes = torch.randint(0, 16, (64, 512), dtype=torch.uint8, device="cuda")
-    theirs = torch.ops.aten._convert_weight_to_int4pack(quant_tiles.nibble_pairs(codes), inner)
+    theirs = torch.ops.aten._convert_weight_to_int4pack(packers.nibble_pairs(codes), inner)
     assert torch.equal(theirs, quant_tiles.tinygemm_words(codes, inner_tiles=inner))
 
 
@@ -105,7 +106,7 @@ def test_marlin_repacks_gptq_and_awq_words_as_we_do(shape: tuple[int, int]) -> N
     ours = quant_tiles.marlin_words(codes.codes)
     none = torch.empty(0, dtype=torch.int32, device="cuda")
     assert torch.equal(ops.gptq_marlin_repack(quantise.gptq(codes, zeros="true").qweight, none, inputs, out, 4), ours)
-    assert torch.equal(ops.awq_marlin_repack(quantise.awq(codes).qweight, inputs, out, 4), ours)
+    assert torch.equal(ops.awq_marlin_repack(packers.awq(codes).qweight, inputs, out, 4), ours)
 
 
 # --- products --------------------------------------------------------------------------------------------------------

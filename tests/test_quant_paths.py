@@ -1,55 +1,20 @@
 """Quantised paths on a CPU: what a converted model computes and holds, and which faults are seen and named."""
 
-import contextlib
-import os
-import signal
-import subprocess
 import sys
-import weakref
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from stepping import LAYERS, build, prefilled, wide
 from transformers import PreTrainedModel
 
-from decodegap import (
-    arms,
-    attest,
-    decode,
-    models,
-    quant_attest,
-    quant_bench,
-    quant_kernels,
-    quant_modules,
-    quant_patches,
-    quant_paths,
-)
-from decodegap.arms import Setup, Step
+from decodegap import arms, attest, quant_attest, quant_modules, quant_paths
+from decodegap.arms import Step
 from decodegap.errors import UnsupportedError
-from decodegap.paths import Places
 from decodegap.quant_catalogue import PATHS, on
 
 CPU_PATHS = [path.slug for path in on("cpu") if not path.is_baseline]
-LAYERS, CTX = 2, 24
-SHAPE = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
-SMALL = replace(
-    models.lookup("tiny-qwen2"),
-    config=models.lookup("tiny-qwen2").config | SHAPE | {"num_hidden_layers": LAYERS, "vocab_size": 512},
-)
-
-
-def build(dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A model of two layers whose projections every format can hold, with a bias in three of the seven."""
-    return decode.build(SMALL, weights="synthetic", weights_dir=None, device="cpu", dtype=dtype, seed=0)
-
-
-def prefilled(net: PreTrainedModel, past: PreTrainedModel) -> Setup:
-    """`net` over a cache of `CTX` tokens that `past` filled."""
-    with torch.inference_mode():
-        cache, logits = decode.prefill(past, decode.prompt(512, CTX, 1, "cpu"), chunk=16)
-    return Setup(net, cache, logits.argmax(dim=-1, keepdim=True), CTX, "cpu")
+SMALL = wide()
 
 
 def densify(net: PreTrainedModel) -> None:
@@ -65,9 +30,9 @@ def densify(net: PreTrainedModel) -> None:
 
 @pytest.mark.parametrize("slug", CPU_PATHS)
 def test_a_converted_model_is_the_dense_one_with_its_dequantised_weights(slug: str) -> None:
-    net = build()
+    net = build(SMALL)
     exact = {name: module.weight for name, module in net.named_modules() if isinstance(module, torch.nn.Linear)}
-    setup = prefilled(net, build())
+    setup = prefilled(net, build(SMALL))
     quant_paths.convert(net, PATHS[slug], "cpu")
     step = arms.prepare("eager", setup)
     with torch.inference_mode():
@@ -83,7 +48,7 @@ def test_a_converted_model_is_the_dense_one_with_its_dequantised_weights(slug: s
 
 @pytest.mark.parametrize("slug", CPU_PATHS)
 def test_each_projection_keeps_its_shape_and_its_bias(slug: str) -> None:
-    net = build()
+    net = build(SMALL)
     before = {name: module.bias for name, module in net.named_modules() if name.endswith("_proj")}
     quant_paths.convert(net, PATHS[slug], "cpu")
     assert sum(bias is not None for bias in before.values()) == 3 * LAYERS
@@ -102,7 +67,7 @@ def test_each_projection_keeps_its_shape_and_its_bias(slug: str) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_held_bytes_are_counted_once_each(tied: bool) -> None:
-    net = build()
+    net = build(SMALL)
     if tied:
         net.lm_head.weight = net.model.embed_tokens.weight
     dense = quant_paths.held(net)
@@ -126,7 +91,7 @@ def test_nf4_holds_a_largest_value_a_block_or_an_eighth_of_it() -> None:
 
 
 def test_a_baseline_changes_nothing_and_nothing_is_quantised_twice() -> None:
-    net = build()
+    net = build(SMALL)
     before = dict(net.named_modules())
     held = quant_paths.convert(net, PATHS["fp32"], "cpu")
     assert dict(net.named_modules()) == before
@@ -137,10 +102,7 @@ def test_a_baseline_changes_nothing_and_nothing_is_quantised_twice() -> None:
 
 
 def test_a_shape_that_a_path_cannot_hold_is_refused_in_one_line() -> None:
-    net = decode.build(
-        replace(SMALL, config=SMALL.config | {"intermediate_size": 200}),
-        weights="synthetic", weights_dir=None, device="cpu", dtype=torch.float32, seed=0,
-    )  # fmt: skip
+    net = build(replace(SMALL, config=SMALL.config | {"intermediate_size": 200}))
     with pytest.raises(UnsupportedError, match="200 inputs are not a multiple of 128"):
         quant_paths.convert(net, PATHS["int4-tinygemm"], "cpu")
 
@@ -175,8 +137,8 @@ def test_a_missing_bitsandbytes_makes_its_path_unsupported(monkeypatch: pytest.M
 
 
 def prepared(slug: str) -> tuple[PreTrainedModel, Step]:
-    net = build()
-    setup = prefilled(net, build())
+    net = build(SMALL)
+    setup = prefilled(net, build(SMALL))
     quant_paths.convert(net, PATHS[slug], "cpu")
     return net, arms.prepare("eager", setup)
 
@@ -311,206 +273,3 @@ def test_a_build_that_launches_on_the_default_stream_is_refused_a_graph() -> Non
     module.on_current_stream = False
     with pytest.raises(UnsupportedError, match="launches on the default stream"):
         quant_attest.require_capture(torch.nn.Sequential(module))
-
-
-# --- the bench -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("slug", ["fp32", *CPU_PATHS])
-def test_the_bench_measures_each_kind_of_projection(slug: str) -> None:
-    net = build()
-    quant_paths.convert(net, PATHS[slug], "cpu")
-    rows = quant_bench.projections(net, PATHS[slug], "cpu")
-    assert [(row.kind, row.rows, row.columns) for row in rows] == [
-        ("q/o", 256, 256), ("k/v", 128, 256), ("gate/up", 384, 256), ("down", 256, 384)
-    ]  # fmt: skip
-    for row in rows:
-        assert row.path == slug
-        assert row.gb_s == pytest.approx(row.n_bytes / row.us / 1e3)
-        assert max(row.error, row.dense_error) < 1e-5
-    modules = {kind: module for kind, _, _, module in quant_paths.projections(net)}
-    assert {row.kind: row.n_bytes for row in rows} == {
-        kind: quant_bench.bytes_of(each) for kind, each in modules.items()
-    }
-
-
-def test_the_bench_sees_a_product_with_other_weights() -> None:
-    net = build()
-    quant_paths.convert(net, PATHS["int4-tinygemm"], "cpu")
-    key, value = (module for kind, _, _, module in list(quant_paths.projections(net))[:3] if kind == "k/v")
-    x = torch.randn(1, 1, 256)
-    assert max(quant_bench.errors_of(key, x)) < 1e-5
-    key.dequantised = value.dequantised
-    error, dense_error = quant_bench.errors_of(key, x)
-    assert error > 0.5
-    assert dense_error < 1e-5
-
-
-def test_the_benchs_table_names_a_path_that_cannot_run_and_goes_on() -> None:
-    paths = [PATHS["awq-marlin"], PATHS["int4-tinygemm"]]
-    head, refused, *rows = quant_bench.lines(SMALL, paths, "cpu", 1)
-    assert head.split()[:2] == ["path", "kind"]
-    assert "no kernel for a CPU" in refused
-    assert len(rows) == 4
-    assert all(row.startswith("int4-tinygemm") for row in rows)
-
-
-def test_the_bench_lets_go_of_a_model_that_failed_before_it_builds_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, nets = quant_bench.built, list[weakref.ref[torch.nn.Module]]()
-
-    def built(*given: Any) -> torch.nn.Module:
-        assert [net() for net in nets] == [None] * len(nets)
-        net = real(*given)
-        nets.append(weakref.ref(net))
-        return net
-
-    monkeypatch.setattr(quant_bench, "built", built)
-    paths = [PATHS[slug] for slug in ("awq-marlin", "gptq-marlin", "int4-tinygemm")]
-    assert len(list(quant_bench.lines(SMALL, paths, "cpu", 1))) == 7
-    assert len(nets) == 3
-
-
-def test_the_bench_names_a_model_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert quant_bench.main(["--model", "gpt-9"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "gpt-9" in said
-
-
-# --- compiling -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of sources as gptqmodel installs it, with the launches and names that are changed, and nothing more."""
-    folder = tmp_path / "site/gptqmodel_ext"
-    (folder / "exllamav2/cuda").mkdir(parents=True)
-    (folder / "__init__.py").touch()
-    (folder / "exllamav2/ext_gptq.cpp").write_text("LIBRARY(gptqmodel_exllamav2)\nIMPL(gptqmodel_exllamav2)\n")
-    launch = "kernel<<<gridDim, blockDim>>>(x);\n"
-    (folder / "exllamav2/cuda/q_gemm.cu").write_text(launch * 3)
-    (folder / "exllamav2/cuda/q_matrix.cu").write_text(launch * 4)
-    about = tmp_path / "site/gptqmodel-7.6.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: gptqmodel\nVersion: 7.6.0\n")
-    monkeypatch.setattr(quant_kernels, "HERE", Places(tmp_path))
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    return folder
-
-
-def test_every_launch_moves_to_the_current_stream_or_the_sources_are_refused(package: Path) -> None:
-    stock = package / "exllamav2"
-    assert quant_patches.prepare_exllama(stock) == ()
-    for name in ("q_gemm.cu", "q_matrix.cu"):
-        text = (stock / "cuda" / name).read_text()
-        assert "<<<gridDim, blockDim>>>" not in text
-        assert text.count("getCurrentCUDAStream()>>>") == quant_patches.LAUNCHES[name]
-    assert "gptqmodel_exllamav2" not in (stock / "ext_gptq.cpp").read_text()
-    with pytest.raises(UnsupportedError, match="0 places to change, not 2; these are other sources"):
-        quant_patches.prepare_exllama(stock)
-
-
-def test_a_new_launch_in_the_sources_is_noticed(package: Path) -> None:
-    with (package / "exllamav2/cuda/q_gemm.cu").open("a") as file:
-        file.write("more<<<gridDim, blockDim>>>(x);\n")
-    with pytest.raises(UnsupportedError, match=r"q_gemm.cu: 4 places to change, not 3"):
-        quant_patches.prepare_exllama(package / "exllamav2")
-
-
-def test_a_library_is_named_by_its_sources_and_the_card(package: Path) -> None:
-    extension = quant_patches.EXTENSIONS["exllamav2"]
-    first = quant_kernels.library(extension, "9.0")
-    assert first == quant_kernels.library(extension, "9.0")
-    assert first.parts[-2].startswith("exllamav2-sm90-")
-    assert quant_kernels.library(extension, "8.9") != first
-    (package / "exllamav2/config.h").write_text("#define A 1\n")
-    assert quant_kernels.library(extension, "9.0") != first
-
-
-def test_sources_that_are_missing_or_of_another_release_are_one_line(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    about = package.parent / "gptqmodel-7.6.0.dist-info/METADATA"
-    about.write_text(about.read_text().replace("7.6.0", "7.7.0"))
-    with pytest.raises(UnsupportedError, match=r"checked against gptqmodel 7.6.0; here is 7.7.0"):
-        quant_kernels.library(quant_patches.EXTENSIONS["exllamav2"], "9.0")
-    with pytest.raises(UnsupportedError, match="are not installed"):
-        quant_kernels.library(quant_patches.EXTENSIONS["marlin"], "9.0")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a card")
-def test_without_a_card_every_library_is_unsupported_with_its_reason(package: Path) -> None:
-    said: list[str] = []
-    failed = quant_kernels.build(say=said.append)
-    assert set(failed) == {"marlin", "exllamav2"}
-    assert failed["exllamav2"] == "these kernels need an NVIDIA GPU"
-    assert sorted(said) == sorted(f"unsupported: {reason}" for reason in failed.values())
-
-
-def test_a_compiler_that_fails_leaves_nothing(package: Path) -> None:
-    with pytest.raises((RuntimeError, OSError)):  # what stands in for sources compiles nowhere
-        quant_kernels.compile_one("exllamav2", "9.0")
-    folder = quant_kernels.HERE.kernels
-    assert not folder.exists() or list(folder.iterdir()) == []
-
-
-def test_a_failed_build_says_its_first_error_and_the_others_go_on(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log, built = quant_kernels.HERE.kernels / "exllamav2.build.log", quant_patches.EXTENSIONS["exllamav2-stock"]
-    log.parent.mkdir(parents=True)
-    target = quant_kernels.library(built, "9.0")
-    commands = {
-        "exllamav2": "echo '[1/3] nvcc'; echo 'a.cu:7: fatal error: cusparse.h is missing'; echo more; exit 1",
-        "exllamav2-stock": f"mkdir -p '{target.parent}' && echo library >'{target}'",
-    }
-
-    def start(name: str, arch: str, *, jobs: int) -> "subprocess.Popen[bytes]":
-        assert arch == "9.0"
-        assert jobs >= 1
-        with (log.parent / f"{name}.build.log").open("wb") as out:
-            return subprocess.Popen(["sh", "-c", commands[name]], stdout=out, start_new_session=True)
-
-    monkeypatch.setattr(quant_kernels, "_start", start)
-    monkeypatch.setattr(quant_kernels, "_require_compiler", lambda: None)
-    said: list[str] = []
-    failed = quant_kernels.build(list(commands), arch="9.0", say=said.append)
-    assert failed == {
-        "exllamav2": "exllamav2 kernels could not be compiled: a.cu:7: fatal error: cusparse.h is missing "
-        "(all of it: .cache/kernels/exllamav2.build.log)"
-    }
-    assert any(line.startswith("exllamav2-stock: built in") for line in said)
-    assert quant_kernels.build(["exllamav2-stock"], arch="9.0", say=said.append) == {}
-    assert said[-1] == "exllamav2-stock: built already"
-
-
-def test_an_interrupted_build_takes_its_compilers_along(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(name: str, arch: str, *, jobs: int) -> "subprocess.Popen[bytes]":
-        started.append(subprocess.Popen(["sh", "-c", "sleep 300 & wait"], start_new_session=True))
-        return started[-1]
-
-    def interrupt(line: str) -> None:
-        if line.endswith("so far"):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(quant_kernels, "_start", start)
-    monkeypatch.setattr(quant_kernels, "_require_compiler", lambda: None)
-    monkeypatch.setattr(quant_kernels, "SAY_EVERY_S", 0)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            quant_kernels.build(["exllamav2", "exllamav2-stock"], arch="9.0", say=interrupt)
-        assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
-    finally:
-        for process in started:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def test_an_unknown_library_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        quant_kernels.main(["machete"])
-    assert stopped.value.code == 2
-    assert "known are marlin, exllamav2" in capsys.readouterr().err

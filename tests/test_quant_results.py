@@ -1,17 +1,22 @@
 """Whether tables, figure, text and verdicts of the quantised paths say what was measured, promised and published."""
 
-import csv
-import io
 import re
 import statistics
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from exhibiting import (
+    STUDY,
+    fits_its_column,
+    golden_figure,
+    golden_table,
+    has_a_text_for_each_header,
+    lines,
+    texts,
+    view,
+)
 from factory import grid, rehashed
 from factory_quant import EAGER_MS, GRAPH_MS, checked, experiment, measured
-from test_figures import GOLDEN_MATPLOTLIB, saved, texts
-from test_tables import STUDY, golden
 
 from decodegap import (
     claims,
@@ -24,12 +29,10 @@ from decodegap import (
     quant_why,
     render,
     report,
-    style,
     tensions,
     verdicts,
 )  # fmt: skip
 from decodegap.exhibits import View
-from decodegap.launch import Kept
 from decodegap.paths import HERE, Places
 from decodegap.quant_catalogue import PATHS
 from decodegap.schema import Record
@@ -37,13 +40,6 @@ from decodegap.schema import Record
 TABLES = ("quantised", "projections", "why")
 CPU_TABLES = tuple(f"cpu-{name}" for name in TABLES)
 REFUSED = {"gptq-exllamav2": "exllamav2 kernels are not built for this card and this torch"}
-
-
-def view(found: list[Record], *, cpu: bool = False) -> View:
-    folder = Places(Path("checkout")).local / "cpu" / "report" if cpu else None
-    kept = tuple(Kept("yours" if cpu else "shipped", each) for each in found)
-    made = frame.build([], found) if cpu else frame.build(found)
-    return View(made, STUDY, folder, kept=kept)
 
 
 @pytest.fixture(scope="module")
@@ -56,34 +52,19 @@ def cpu() -> View:
     return view(experiment("cpu"), cpu=True)
 
 
-def lines(table: render.Table, **wanted: object) -> list[dict[str, str]]:
-    found = csv.DictReader(io.StringIO(render.csv_text(table)))
-    return [line for line in found if all(line[key] == str(value) for key, value in wanted.items())]
-
-
 @pytest.mark.parametrize("name", [*TABLES, *CPU_TABLES])
 def test_tables_have_the_golden_bytes_and_a_text_for_each_header(paper: View, cpu: View, name: str) -> None:
     table = exhibits.table(cpu if name in CPU_TABLES else paper, name)
     assert table.name == name
-    assert {len(row) for row in table.rows} == {len(table.headers)} == {len(table.numeric)}
-    assert len(table.rows) == len(table.groups)
-    assert render.latex(table).isascii()
-    golden(f"{name}.md", render.markdown(table).encode())
-    golden(f"{name}.csv", render.csv_text(table).encode())
-    golden(f"{name}.tex", render.latex(table).encode())
+    has_a_text_for_each_header(table)
+    golden_table(name, table)
 
 
 @pytest.mark.parametrize("name", ["quantised", "cpu-quantised"])
 def test_the_figure_has_the_golden_bytes_and_fits_its_column(paper: View, cpu: View, name: str) -> None:
     figure = exhibits.figure(cpu if name.startswith("cpu") else paper, name)
-    assert figure.get_figwidth() == style.COLUMN_IN
-    figure.draw_without_rendering()
-    box = figure.get_tightbbox(figure.canvas.get_renderer())  # type: ignore[attr-defined]
-    assert box.x0 >= -0.02
-    assert box.x1 <= style.COLUMN_IN + 0.02
-    if version("matplotlib") != GOLDEN_MATPLOTLIB:
-        pytest.skip(f"golden pictures are of matplotlib {GOLDEN_MATPLOTLIB}")
-    golden(f"{name}.svg", saved(figure, "svg"))
+    fits_its_column(figure)
+    golden_figure(name, figure)
 
 
 def test_promised_is_a_quotient_of_bytes_and_realised_one_of_steps(paper: View) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from exhibiting import GOLDEN_MATPLOTLIB
 from factory import grid, record, write
-from test_figures import GOLDEN_MATPLOTLIB
 
 from decodegap import plan, records, report
 from decodegap.errors import BadInputError, BadRecordError

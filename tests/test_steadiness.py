@@ -1,17 +1,16 @@
 """Whether a session that did not hold still is called unstable wherever its step is shown, and counts all the same."""
 
 import pytest
+from exhibiting import STUDY, view
 from factory import pair, record, rehashed
 from factory_quant import measured
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodegap import claims, exhibits, frame, published, review, runner, steadiness, tables, verdicts
-from decodegap.launch import Kept
+from decodegap import claims, exhibits, frame, review, runner, steadiness, tables, verdicts
 from decodegap.paths import HERE
 from decodegap.schema import Record
 
-STUDY = published.load(HERE.published)
 LOADED = "load 4.9 on 2 core(s)"
 
 
@@ -24,11 +23,6 @@ def shaky(width: float = 0.3, **changes: object) -> Record:
         wall = [each.step_ms * (1 + 2 * width * (i / (n - 1) - 0.5)) for i in range(n)]
         series.append(each.model_copy(update={"wall_ms": wall}))
     return rehashed(found, series=series)
-
-
-def view(*found: Record) -> exhibits.View:
-    kept = tuple(Kept("shipped", each) for each in found)
-    return exhibits.View(frame.build(found), STUDY, None, kept=kept)
 
 
 @given(st.lists(st.floats(1, 1e4), min_size=4, max_size=60), st.floats(0.1, 100))
@@ -60,17 +54,17 @@ def test_only_the_arm_that_moved_is_doubted() -> None:
     mixed = rehashed(steady, series=[other.series[0], steady.series[1]])
     assert steadiness.doubts(mixed, mixed.series[0])
     assert steadiness.doubts(mixed, mixed.series[1]) == []
-    row = exhibits.table(view(mixed), "ab").rows[0]
+    row = exhibits.table(view([mixed]), "ab").rows[0]
     assert row[4].endswith(steadiness.MARK)
     assert not row[5].endswith(steadiness.MARK)
 
 
 @pytest.mark.parametrize("name", ["grid", "actions"])
 def test_the_paper_tables_mark_it_and_say_what_the_mark_means(name: str) -> None:
-    calm = exhibits.table(view(record(), record(session=2)), name)
+    calm = exhibits.table(view([record(), record(session=2)]), name)
     assert steadiness.MARK not in "".join(text for row in calm.rows for text in row)
     assert steadiness.NOTE not in calm.notes
-    found = exhibits.table(view(record(), shaky(session=2)), name)
+    found = exhibits.table(view([record(), shaky(session=2)]), name)
     [row] = [row for row in found.rows if any(steadiness.MARK in text for text in row)]
     assert row[1] == "Qwen2.5-7B"
     assert steadiness.NOTE in found.notes
@@ -80,7 +74,7 @@ def test_a_quantised_path_is_marked_in_the_series_that_moved() -> None:
     calm = measured("bnb-nf4", 9.0, 3.5, session=2)
     moved = shaky(arm="bnb-nf4", arms={"bnb-nf4": 9.0, "bnb-nf4-graph": 3.5}, experiment="quantised").series
     for series, places in (((moved[0], calm.series[1]), (1, 0)), ((calm.series[0], moved[1]), (0, 1))):
-        found = view(calm, rehashed(measured("bnb-nf4", 9.0, 3.5), series=list(series)))
+        found = view([calm, rehashed(measured("bnb-nf4", 9.0, 3.5), series=list(series))])
         table = exhibits.table(found, "quantised")
         (row,) = [row for row in table.rows if row[3] == "bnb-nf4" and row[-1].startswith("measured")]
         assert tuple(int(steadiness.MARK in text) for text in row[6:8]) == places

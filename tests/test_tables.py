@@ -2,61 +2,24 @@
 
 import csv
 import io
-import os
 import re
-from pathlib import Path
 
 import pytest
+from exhibiting import STUDY, golden, golden_table, on_cpu, shipped, yours
 from factory import grid, record
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from decodegap import frame, numbers, published, render, tables
-from decodegap.paths import HERE
-from decodegap.schema import Record
-
-GOLDEN = Path(__file__).parent / "golden"
-STUDY = published.load(HERE.published)
-HASH = re.compile(rb"\b[0-9a-f]{64}\b|(?<=Records: )[0-9a-f]{16}\b")
-
-
-def shipped() -> list[Record]:
-    return [*grid("h200"), record(gpu="l4", ctx=8192, outcome="oom", reasons=["asked for 1.5 GB"])]
-
-
-def yours() -> list[Record]:
-    return [
-        record(session=k, host="bb", step_ms=18 + k / 7, flags=["power cap"], started_at=f"2026-06-02T0{k}:00:00Z")
-        for k in range(1, 7)
-    ] + [record(session=k, host="cc", step_ms=30.0) for k in (7, 8)]
-
-
-def cpu() -> list[Record]:
-    return grid("cpu", cache_mib=120.0)
-
-
-def golden(name: str, content: bytes) -> None:
-    """Hold `content` against the committed file; `UPDATE_GOLDEN=1` accepts it as the new one.
-
-    Hashes are blanked: those of made-up records change whenever a record gets a field, and prove nothing here.
-    """
-    path = GOLDEN / name
-    content = HASH.sub(lambda found: b"0" * len(found[0]), content)
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content)
-    assert content == path.read_bytes(), f"{name} changed; look at it, then accept it with UPDATE_GOLDEN=1"
+from decodegap import frame, numbers, render, tables
 
 
 @pytest.mark.parametrize("name", ["grid", "grid_yours", "cpu"])
 def test_tables_have_the_golden_bytes(name: str) -> None:
     if name == "cpu":
-        table = tables.cpu(frame.build([], cpu()))
+        table = tables.cpu(frame.build([], on_cpu()))
     else:
         table = tables.grid(frame.build(shipped(), yours() if name == "grid_yours" else []), STUDY)
-    golden(f"{name}.md", render.markdown(table).encode())
-    golden(f"{name}.csv", render.csv_text(table).encode())
-    golden(f"{name}.tex", render.latex(table).encode())
+    golden_table(name, table)
 
 
 def test_macros_have_the_golden_bytes() -> None:
@@ -142,7 +105,7 @@ def test_a_range_is_called_a_range_and_hosts_are_shown_apart() -> None:
 
 
 def test_a_stand_in_near_the_size_of_the_cache_is_flagged() -> None:
-    lines = rows_of(tables.cpu(frame.build([], cpu())))
+    lines = rows_of(tables.cpu(frame.build([], on_cpu())))
     assert {(line["model"], line["floor_applies"]) for line in lines} == {
         ("llama-standin", "True"),
         ("qwen2-standin", "False"),

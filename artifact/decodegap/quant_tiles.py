@@ -160,8 +160,3 @@ def from_tinygemm_words(words: torch.Tensor) -> torch.Tensor:
     spread = by_thread.reshape(blocks, outer, 8, 4, pairs, 2, 2, 2)  # block, outer, r, q, pair, tile, h, b
     spread = spread.permute(0, 2, 1, 4, 5, 6, 3, 7)  # block, r, outer, pair, tile, h, q, b
     return spread.reshape(blocks * 8, outer * pairs * 2 * TILE)
-
-
-def nibble_pairs(codes: torch.Tensor) -> torch.Tensor:
-    """Codes uint8 `[out, in]`, two to a byte `[out, in / 2]`, the even input in the high half."""
-    return (codes[:, ::2] << 4) | codes[:, 1::2]

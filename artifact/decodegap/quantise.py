@@ -1,4 +1,4 @@
-"""How 4-bit weights are made and laid out: round-to-nearest codes, and each kernel's own packing of them, both ways.
+"""How 4-bit weights are made and laid out: round-to-nearest codes, and each format's packing of them.
 
 Weights are `[out, in]` as `torch.nn.Linear` holds them; a group is a run of inputs of one output that shares a scale.
 Everything here is plain torch and runs on any device.
@@ -200,16 +200,11 @@ def from_gptq(packed: Gptq) -> Codes:
     )
 
 
-def exllama_words(qweight: torch.Tensor) -> torch.Tensor:
-    """GPTQ's words as ExLlamaV2 reorders them in place when it takes them: even inputs in the low half, odd above.
+def from_exllama_words(words: torch.Tensor) -> torch.Tensor:
+    """GPTQ's words as they were before ExLlamaV2 reordered them in place: even inputs in the low half, odd ones above.
 
     Source: the permutation `77775555 33331111 66664444 22220000` of its 4-bit mode.
     """
-    return pack(interleave(unpack(qweight[..., None]))).squeeze(-1)  # by way of [in / 8, out, 8]
-
-
-def from_exllama_words(words: torch.Tensor) -> torch.Tensor:
-    """The GPTQ words that `exllama_words` reordered."""
     return pack(uninterleave(unpack(words[..., None]))).squeeze(-1)
 
 
@@ -226,19 +221,8 @@ class Awq:
     group: int
 
 
-def awq(codes: Codes) -> Awq:
-    """`codes` in AWQ's layout. Raises `UnsupportedError` for outputs that do not fill words."""
-    require_shape(tuple(codes.codes.shape), codes.group, outputs=PER_WORD)
-    return Awq(
-        qweight=pack(interleave(codes.codes.T)),
-        qzeros=pack(interleave(codes.zeros.T)),
-        scales=codes.scales.T.contiguous(),
-        group=codes.group,
-    )
-
-
 def from_awq(packed: Awq) -> Codes:
-    """The codes that `awq` packed."""
+    """The codes that `packed` holds."""
     return Codes(
         uninterleave(unpack(packed.qweight)).T.contiguous(),
         packed.scales.T.contiguous(),
