@@ -1,5 +1,7 @@
 """Whether the ladder's table, figure, numbers and claims say what its records hold, and what is missing."""
 
+from itertools import pairwise
+
 import pytest
 from exhibiting import (
     STUDY,
@@ -13,7 +15,16 @@ from exhibiting import (
 )
 from factory import grid, rehashed, rungs
 
-from decodegap import claims, exhibits, ladder, numbers_ladder, plan_ladder, verdicts
+from decodegap import (
+    anatomy,
+    claims,
+    exhibits,
+    ladder,
+    numbers_ladder,
+    plan_ladder,
+    steadiness,
+    verdicts,
+)
 from decodegap.exhibits import View
 from decodegap.paths import HERE
 from decodegap.schema import Record
@@ -64,15 +75,76 @@ def test_the_figure_has_the_golden_bytes_and_fits_its_column(paper: View, cpu: V
     golden_figure(name, figure)
 
 
-def test_each_rung_says_what_it_removes_from_the_one_below(paper: View) -> None:
+def test_each_rung_says_what_it_aims_at_and_what_shrank_most(paper: View) -> None:
     found = {line["rung"]: line for line in lines(exhibits.table(paper, "ladder"), ctx=2048, model="qwen2.5-7b")}
     assert tuple(found) == plan_ladder.RUNGS
-    for lower, upper in (("eager-pinned", "graph"), ("graph", "graph-static"), ("fused-plain", "fused")):
-        part = found[upper]["removes"].replace(" ", "_") + "_ms"
-        assert found[upper]["removed_from_ms"] == found[lower][part] != ""
-        assert found[upper]["removed_to_ms"] == found[upper][part]
-    assert found["eager"]["removes"] == ""
-    assert set(ladder.REMOVES) == set(plan_ladder.RUNGS) - {"eager"}
+    keys = {part.replace(" ", "_"): part for part in anatomy.PARTS}
+    for lower, upper in pairwise(plan_ladder.RUNGS[:-1]):
+        changes = {
+            part: float(found[upper][f"{key}_ms"]) - float(found[lower][f"{key}_ms"]) for key, part in keys.items()
+        }
+        assert found[upper]["below"] == lower
+        assert float(found[upper]["aimed_change_ms"]) == pytest.approx(changes[found[upper]["aims_at"]])
+        assert found[upper]["shrank_most"] == min(changes, key=lambda part: changes[part])
+        assert float(found[upper]["shrank_most_ms"]) == pytest.approx(min(changes.values()))
+    assert found["eager"]["aims_at"] == found["eager"]["shrank_most"] == ""
+    assert set(ladder.AIMS) == set(plan_ladder.RUNGS) - {"eager"}
+
+
+def test_a_part_that_shrank_more_than_the_one_aimed_at_is_named() -> None:
+    found = rungs("rungs", {"fused-plain": 3.8, "fused": 3.5})
+    parts = [
+        {"floor": 3.1, "extra traffic": 0.0, "kernel inefficiency": 0.6, "bubbles": 0.04, "exposed host": 0.0},
+        {"floor": 3.1, "extra traffic": 0.0, "kernel inefficiency": 0.4, "bubbles": 0.0, "exposed host": 0.0},
+    ]
+    dissected = [a.model_copy(update={"parts_ms": p}) for a, p in zip(found.anatomy, parts, strict=True)]
+    table = exhibits.table(view([rehashed(found, anatomy=dissected)]), "ladder")
+    row = next(dict(zip(table.headers, row, strict=True)) for row in table.rows if row[3] == "fused")
+    assert (row["Aims at"], row["Shrank most"]) == ("Bubbles -0.04", "Ineff. -0.20")
+    numbers = numbers_ladder.macros([rehashed(found, anatomy=dissected)])
+    assert (numbers["LadderGoneBubbles"], numbers["LadderGoneInefficiency"]) == ("0.04", "0.20")
+
+
+def test_no_header_stands_twice_and_every_rung_is_explained(paper: View) -> None:
+    table = exhibits.table(paper, "ladder")
+    assert len(set(table.headers)) == len(table.headers)
+    assert set(ladder.MEANS) == set(plan_ladder.RUNGS)
+    assert all(f"{rung}: " in table.notes[0] for rung in plan_ladder.RUNGS)
+
+
+def test_the_floor_of_the_parts_is_that_of_their_own_session() -> None:
+    found = view([rungs("rungs", SHARED, read_gb_s=4000.0), rungs("compiled", {"compiled": 5.3}, read_gb_s=4400.0)])
+    rows = {line["rung"]: line for line in lines(exhibits.table(found, "ladder"), ctx=2048, model="qwen2.5-7b")}
+    for rung, read_gb_s in (("graph-static", 4000.0), ("compiled", 4400.0)):
+        assert float(rows[rung]["dissected_read_gb_s"]) == pytest.approx(read_gb_s)
+        assert float(rows[rung]["floor_ms"]) == pytest.approx(float(rows[rung]["floor_achievable_ms"]))
+
+
+def test_the_power_cap_is_marked_at_the_loop_that_met_it() -> None:
+    found = rungs("rungs", SHARED, flags=[steadiness.POWER_CAP])
+    loops = {each.arm: each.sustained for each in found.series if each.sustained and each.sustained.during}
+    hot = loops["fused"].during.model_copy(update={"throttle_reasons": [steadiness.POWER_CAP]})  # type: ignore[union-attr]
+    series = [
+        each.model_copy(update={"sustained": loops["fused"].model_copy(update={"during": hot})})
+        if each.arm == "fused"
+        else each
+        for each in found.series
+    ]
+    table = exhibits.table(view([rehashed(found, series=series)]), "ladder")
+    marked = [row[3] for row in table.rows if any(steadiness.CAP_MARK in text for text in row)]
+    assert marked == ["fused"]
+    assert steadiness.CAP_NOTE in table.notes
+    assert f"Flag {steadiness.POWER_CAP}: every measured cell." in table.notes
+
+
+def test_the_error_shown_is_the_largest_of_all_sessions() -> None:
+    worse = rungs("rungs", SHARED)
+    worse = rehashed(worse, checks=[check.model_copy(update={"error": 0.06}) for check in worse.checks])
+    for order in ([worse, rungs("rungs", SHARED, session=2)], [rungs("rungs", SHARED, session=2), worse]):
+        table = exhibits.table(view(order), "ladder")
+        assert {
+            row[table.headers.index("Error")] for row in table.rows if row[1:4] == ("Qwen2.5-7B", "2048", "graph")
+        } == {"1.20x"}
 
 
 def test_the_parts_add_up_to_the_dissected_step(paper: View) -> None:
@@ -86,11 +158,13 @@ def test_the_parts_add_up_to_the_dissected_step(paper: View) -> None:
 def test_fractions_are_of_the_published_floor_single_and_sustained(paper: View) -> None:
     row = next(r for r in exhibits.table(paper, "ladder").rows if r[1:4] == ("Qwen2.5-7B", "2048", "fused"))
     floor_ms = (15_231_233_024 + 2048 * 57_344) / 4.8e9
-    assert row[5] == "3.500 (range 3.465–3.535)"
-    assert row[6] == f"{floor_ms / 3.5:.3f}"
-    assert row[7] == "3.570"
-    assert row[8] == f"{floor_ms / 3.57:.3f}"
-    assert row[9:11] == ("1830", "699")
+    shown = dict(zip(exhibits.table(paper, "ladder").headers, row, strict=True))
+    assert shown["Step (ms)"] == "3.500 (range 3.465–3.535)"
+    assert shown["a/step"] == f"{floor_ms / 3.5:.3f}"
+    assert shown["Sust. (ms)"] == "3.570"
+    assert shown["a/sust."] == f"{floor_ms / 3.57:.3f}"
+    assert (shown["MHz"], shown["W"], shown["Floor a"]) == ("1830", "699", f"{floor_ms:.3f}")
+    assert (shown["Sessions"], shown["Parts of"]) == ("3", "s1: 3.500")
 
 
 def test_what_is_absent_says_why(paper: View) -> None:
@@ -135,7 +209,7 @@ def test_a_cpu_has_three_rungs_and_says_why_not_more(cpu: View) -> None:
 def test_the_figure_marks_the_limit_and_what_was_not_measured(paper: View) -> None:
     figure = exhibits.figure(paper, "ladder")
     shown = texts(figure)
-    assert {"limit", "not measured", "kernel inefficiency", "3.50"} <= set(shown)
+    assert {"achievable floor", "not measured", "kernel inefficiency", "3.50"} <= set(shown)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == [*plan_ladder.RUNGS, *plan_ladder.RUNGS[:-1]]  # int4 is planned at one context only
 

@@ -18,7 +18,7 @@ from decodegap.typeset import TypesetError
 NAMES = {
     r"Qwen2\.5-7B|Llama-3\.1-8B|Mistral-7B-v0\.3": "names of models",
     r"\b[HA]100\b|\bH200\b|\bL40S\b|\bL4\b|GPU=h100": "names of cards",
-    r"\bbf16\b|\bfp32\b|\bNF4\b|ExLlamaV2": "names of number formats and kernels",
+    r"\bbf16\b|\bfp32\b|\bint4\b|\bNF4\b|ExLlamaV2": "names of number formats and kernels",
     r"sm\\_80|Python 3\.11 to 3\.13|Apache 2\.0": "requirements and a licence",
     r"95\\%": "the confidence that intervals are made for",
     r"batch-1|배치 크기 1": "the study's setting",

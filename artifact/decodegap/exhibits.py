@@ -124,8 +124,9 @@ def table(view: View, name: str) -> Table:
     """Table `name` of `view`; it says what marks unstable steps, and how many records could not stand in it."""
     made = (CPU_TABLES if view.is_cpu else TABLES)[name](view)
     notes = list(made.notes)
-    if any(steadiness.MARK in text for row in made.rows for text in row):
-        notes.append(steadiness.NOTE)
+    for mark, note in ((steadiness.MARK, steadiness.NOTE), (steadiness.CAP_MARK, steadiness.CAP_NOTE)):
+        if any(mark in text for row in made.rows for text in row):
+            notes.append(note)
     if view.left_out:
         notes.append(
             f"{view.left_out} shipped or imported records were measured by another protocol and are not shown here."

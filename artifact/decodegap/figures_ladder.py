@@ -33,8 +33,8 @@ def cpu_rungs(frame: "pd.DataFrame", kept: Sequence[Kept]) -> "Figure":
 def draw_ladders(found: Sequence[Ladder]) -> "Figure":
     """One group of bars a ladder, from the lowest rung to the highest, its achievable limit a dotted line through them.
 
-    A bar shows the session that was dissected; a rung that was timed and not dissected has an empty bar, and one that
-    was not measured says so.
+    A bar and the number at its end are of the session that was dissected, which need not be the mean of the table; a
+    rung that was timed and not dissected has an empty bar, and one that was not measured says so.
     """
     measured = [rung for each in found for rung in each.rungs if rung.row]
     lines = sum(1 + len(each.rungs) for each in found)
@@ -98,5 +98,7 @@ def _keys(found: Sequence[Ladder], measured: Sequence[Rung]) -> list[Any]:
     parts = [rung.parts for rung in measured if rung.parts]
     keys: list[Any] = [patch(name) for name in PART_LOOKS if any(values(each)[name] for each in parts)]
     if any(each.limit_ms for each in found):
-        keys.append(Line2D([], [], color=LIMIT_COLOUR, linewidth=1.0, linestyle=draw.FLOOR_DASH, label="limit"))
+        keys.append(
+            Line2D([], [], color=LIMIT_COLOUR, linewidth=1.0, linestyle=draw.FLOOR_DASH, label="achievable floor")
+        )
     return keys

@@ -159,6 +159,7 @@ def _session(record: Record, series: Series | None, store: Store) -> SessionRow:
         stand_in=record.stand_in,
         flags=tuple(record.flags),
         unstable=bool(steadiness.doubts(record, series)),
+        capped=steadiness.capped(record, series),
         started_at=record.started_at,
         record=record.content_hash,
     )
@@ -207,6 +208,7 @@ def _cell(group: Sequence[SessionRow], hosts: tuple[str, ...]) -> CellRow:
         spread=summary.spread if summary else "",
         flags=tuple(sorted({flag for row in group for flag in row.flags})),
         unstable=sum(row.unstable for row in group),
+        capped=sum(row.capped for row in group),
         started_at=max(row.started_at for row in group),
         records=tuple(row.record for row in group),
     )
@@ -217,7 +219,7 @@ _MEDIANS = (
     "floor_published_ms", "floor_streamed_ms", "floor_achievable_ms",
     "peak_gb_s", "read_gb_s", "dispatch_us", "cache_mib",
 )  # fmt: skip
-_SUMMARISED = {"reason", "step_ms", "flags", "unstable", "started_at"}
+_SUMMARISED = {"reason", "step_ms", "flags", "unstable", "capped", "started_at"}
 _SAME = tuple(
     f.name for f in fields(CellRow) if f.name in {s.name for s in fields(SessionRow)} - set(_MEDIANS) - _SUMMARISED
 )

@@ -4,7 +4,8 @@ import re
 import statistics
 from collections.abc import Iterable, Sequence
 
-from decodegap import frame, plan_ladder, stats
+from decodegap import frame, ladder, plan_ladder, stats
+from decodegap.launch import Kept
 from decodegap.numbers import CONTEXT_WORDS, NOT_MEASURED, letters
 from decodegap.numbers_paper import GPU, MODEL, SHORT
 from decodegap.rows import CellRow
@@ -26,7 +27,18 @@ def macros(shipped: Sequence[Record]) -> dict[str, str]:
             out[f"LadderLimit{cell}"] = _text([stats.median(limits)] if limits else [], 2)
             for arm in plan_ladder.RUNGS if (model, ctx) == (MODEL, SHORT) else plan_ladder.FUSED:
                 out |= _rung([row for row in here if row.arm == arm], letters(*arm.split("-")) + cell)
-    return out | {"LadderGainInt": _gain(rows)}
+    return out | {"LadderGainInt": _gain(rows)} | _changes(mine)
+
+
+def _changes(records: Sequence[Record]) -> dict[str, str]:
+    """By how much (ms) parts of the fused step are smaller than the plain one's, in the text's own cell."""
+    parts = {"LadderGoneBubbles": "bubbles", "LadderGoneInefficiency": "kernel inefficiency"}
+    plain, fused = plan_ladder.FUSED
+    for each in ladder.ladders(frame.build(records), [Kept("shipped", record) for record in records]):
+        below, changes = each.below(fused), each.changes(fused)
+        if (each.where.model, each.where.ctx) == (MODEL, SHORT) and changes and below and below.arm == plain:
+            return {name: f"{-changes[part]:.2f}" for name, part in parts.items()}
+    return dict.fromkeys(parts, NOT_MEASURED)
 
 
 def _rung(rows: Sequence[CellRow], name: str) -> dict[str, str]:

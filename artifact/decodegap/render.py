@@ -135,7 +135,7 @@ LATEX = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", "†": r"\textdagger{}", "‡": r"\textdaggerdbl{}", "§": r"\S{}", "—": r"\textemdash{}",
     "–": r"\textendash{}", "×": r"\texttimes{}", "µ": r"\textmu{}", "≥": r"\ensuremath{\geq}", "…": r"\ldots{}",
-    "¶": r"\P{}",
+    "¶": r"\P{}", "‖": r"\ensuremath{\parallel}",
     "\n": " ", "\r": " ",
 }  # fmt: skip
 

@@ -55,6 +55,7 @@ class SessionRow:
     stand_in: bool
     flags: tuple[str, ...]
     unstable: bool  # whether its timing did not hold still (steadiness.py)
+    capped: bool  # whether the card met its power cap (steadiness.py)
     started_at: str
     record: str  # content hash
 
@@ -113,5 +114,6 @@ class CellRow:
     stand_in: bool
     flags: tuple[str, ...]
     unstable: int  # sessions whose timing did not hold still (steadiness.py)
+    capped: int  # sessions in which the card met its power cap (steadiness.py)
     started_at: str  # of the newest session
     records: tuple[str, ...]

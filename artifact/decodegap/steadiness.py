@@ -1,7 +1,7 @@
 """Did a session's timing hold still? Said aloud where it did not: the record counts, and its step is marked.
 
-A session is unstable if its steps spread or if its host was overloaded. Both are read from the record, so that a rule
-made later judges old records too.
+A session is unstable if its steps spread or if its host was overloaded, and capped if the card slowed itself to stay
+within its power. All are read from the record, so that a rule made later judges old records too.
 """
 
 import statistics
@@ -18,6 +18,12 @@ MARK = "¶"
 NOTE = (
     f"{MARK}: unstable. In one or more of its sessions the middle half of the steps spans more than "
     f"{MOST_SPREAD:.0%} of their median, or the host was loaded."
+)
+POWER_CAP = "software power cap"  # NVML's reason, which is a session's flag too
+CAP_MARK = "‖"
+CAP_NOTE = (
+    f"{CAP_MARK}: at the power cap. In one or more of its sessions the card slowed its clock to stay within its power: "
+    "near the end of the arm's own loop where it has one, else before or after the measurement."
 )
 
 
@@ -37,3 +43,11 @@ def doubts(record: Record, series: Series | None = None) -> list[str]:
         if wide > MOST_SPREAD:
             found.append(f"the middle half of the {each.arm} steps spans {wide:.0%} of their median")
     return found + [flag for flag in record.flags if flag.startswith(LOAD_FLAG)]
+
+
+def capped(record: Record, series: Series | None = None) -> bool:
+    """Whether the card met its power cap: in the loop of `series` if it has one, else by the flag of the session."""
+    loop = series.sustained if series else None
+    if loop is None:
+        return POWER_CAP in record.flags
+    return any(state is not None and POWER_CAP in state.throttle_reasons for state in (loop.during, loop.after))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 DASH = MARKS["missing"]
 NUMBER = re.compile(r"\d+(\.\d+)?")
+LEAST_OF_TENTHS_MS = 99.995
 
 
 def grid(frame: "pd.DataFrame", published: Published, fitted: "Model | None" = None) -> Table:
@@ -55,7 +56,7 @@ def grid(frame: "pd.DataFrame", published: Published, fitted: "Model | None" = N
             *[f"{text}." for kind, text in LEGEND.items() if kind in used],
             *_spread_notes([e.row for e in found if e.row]),
             *_host_notes([e.row for e in found if e.row]),
-            *_flag_notes([e.row for e in found if e.row]),
+            *flag_notes([e.row for e in found if e.row]),
             *_quoted_steps(published),
         ),
         data=tuple(_grid_data(entry) for entry in found),
@@ -87,7 +88,7 @@ def cpu(frame: "pd.DataFrame") -> Table:
         rows=tuple(_cpu_row(row) for row in rows),
         groups=tuple(row.model for row in rows),
         numeric=(False, *[True] * 6, False, False),
-        notes=(*_spread_notes(rows), *_host_notes(rows), *_flag_notes(rows)),
+        notes=(*_spread_notes(rows), *_host_notes(rows), *flag_notes(rows)),
         data=tuple(_cpu_data(row) for row in rows),
         records=records_hash(frame),
     )
@@ -111,9 +112,21 @@ def share(fact: Fact) -> str:
     return f"{fact.value:.3f}{MARKS[fact.kind]}{spread}"
 
 
+def ms(value: float) -> str:
+    """Milliseconds to the hundredth, and to the tenth where that is still four digits."""
+    decimals = 2 if abs(value) < LEAST_OF_TENTHS_MS else 1
+    return f"{round(value, decimals) + 0.0:.{decimals}f}"  # the sum turns a rounded -0.0 into 0.0
+
+
+def sessions(number: int) -> str:
+    """So many sessions, in words that agree."""
+    return f"{number} session{'' if number == 1 else 's'}"
+
+
 def step(row: CellRow) -> str:
-    """Mean step, with the mark of sessions that did not hold still."""
-    return number(row.step_ms, 4) + (steadiness.MARK if row.unstable else "")
+    """Mean step, with the marks of sessions that did not hold still, and of the power cap if there was no loop."""
+    capped = row.capped and row.sustained_ms is None  # a loop has a place of its own, and the mark belongs there
+    return number(row.step_ms, 4) + (steadiness.MARK if row.unstable else "") + (steadiness.CAP_MARK if capped else "")
 
 
 def step_text(row: CellRow) -> str:
@@ -230,7 +243,7 @@ def _host_notes(rows: Sequence[CellRow]) -> list[str]:
     ]
 
 
-def _flag_notes(rows: Sequence[CellRow]) -> list[str]:
+def flag_notes(rows: Sequence[CellRow]) -> list[str]:
     """One note for each kind of flag; flags that differ in their numbers only are of one kind."""
     kinds: dict[str, list[tuple[str, str]]] = {}
     for row in rows:

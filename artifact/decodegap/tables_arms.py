@@ -12,7 +12,7 @@ from decodegap.render import Table
 from decodegap.rows import CellRow
 from decodegap.schema import Check
 from decodegap.stats import MIN_FOR_INTERVAL
-from decodegap.tables import DASH, number, share, step_text
+from decodegap.tables import DASH, flag_notes, number, share, step_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +44,7 @@ def arms(frame: "pd.DataFrame", kept: Sequence[Kept]) -> Table:
             *([f"Range: smallest and largest of fewer than {MIN_FOR_INTERVAL} sessions; not an interval."]
               if any(row.spread == "range" for row in timed) else []),
             *([f"{LEGEND['missing']}."] if any(line.row is None for line in lines) else []),
+            *flag_notes(timed),
         ),
         data=tuple(_arm_data(line, seen) for line in lines),
         records=records_hash(frame),

@@ -1,31 +1,40 @@
-"""The ladder as a table: each rung's step, alone and sustained, its share of the floor, and the term it removes."""
+"""The ladder as a table: each rung's step, alone and sustained, its share of the floor, what is left of each part."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from decodegap import anatomy, ladder
+from decodegap import anatomy, ladder, steadiness
 from decodegap.frame import records_hash
 from decodegap.grid import FLOORS, LEGEND, NOT_MEASURED, model_label
 from decodegap.ladder import Ladder, Rung
 from decodegap.launch import Kept, Where
 from decodegap.render import Table
 from decodegap.stats import MIN_FOR_INTERVAL
-from decodegap.tables import DASH, number, step_text
+from decodegap.tables import DASH, flag_notes, ms, number, step_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
+PARTS = dict(zip(anatomy.PARTS, ("Floor c", "Extra", "Ineff.", "Bubbles", "Host"), strict=True))
 HEADERS = (
-    "GPU", "Model", "Context", "Rung", "Removes (ms)", "Step (ms)", "Of a", "Sustained", "Of a", "MHz", "W", "Floor",
-    "Extra", "Ineff.", "Bubbles", "Host", "Resid.", "Launches", "Error", "Sessions", "Source",
+    "GPU", "Model", "Context", "Rung", "Aims at", "Shrank most", "Step (ms)", "a/step", "Sust. (ms)", "a/sust.",
+    "MHz", "W", "Floor a", *PARTS.values(), "Resid.", "Parts of", "Launches", "GB/s", "Error", "Sessions", "Source",
 )  # fmt: skip
-COLUMNS = dict(zip(anatomy.PARTS, ("Floor", "Extra", "Ineff.", "Bubbles", "Host"), strict=True))
-PARTS_NOTE = (
-    "Floor a: as published. The parts are those of one session, the middle one of those that were dissected; the step "
-    "is the mean over all. Error: of the logits against an fp32 reference, over stock eager's own."
+COUNTED = HEADERS.index("Source") - HEADERS.index("Rung") - 1  # columns between the rung and its source
+TEXTS = ("GPU", "Model", "Rung", "Aims at", "Shrank most", "Source")
+UNPRINTED = ("a/sust.", "MHz", "W", "Floor a", "Resid.", "Parts of", "Launches", "GB/s", "Error")
+STEP_NOTE = (
+    "Step: the mean over the measured sessions; where fewer than planned are measured, their column says of how many. "
+    "Parts of: the one session that the parts are of, the middle one of those that were dissected, with its step in "
+    "ms, which they add up to with the residual; a change from rung to rung is between such sessions."
 )
-COUNTED = len(HEADERS) - 5  # columns between the rung and its source
+FLOOR_NOTE = (
+    "Floor a: as published (of fused-int4, the bytes that are really held). Floor c: achievable, at the read bandwidth "
+    "(GB/s) of the session that the parts are of. The compiled and the int4 rung have sessions of their own, so their "
+    "floor c differs a little from that of the other rungs for the same bytes."
+)
+ERROR_NOTE = "Error: of the logits against an fp32 reference, over stock eager's own, the largest of all sessions."
 
 
 def rungs(frame: "pd.DataFrame", kept: Sequence[Kept]) -> Table:
@@ -47,19 +56,19 @@ def _table(found: Sequence[Ladder], missing: Sequence[Where], records: str) -> T
     return Table(
         name="ladder",
         caption=(
-            "The ladder, batch 1: each rung runs the same step and is there to remove one part of it. Removes: that "
-            "part on the rung below and on this one. Step: synchronised after each; sustained: a loop of at least 2 s, "
-            "with the clock and power near its end. Of a: the published floor over either. The parts are those of the "
-            "anatomy, ms: what is left of each term."
+            "The ladder, batch 1: each rung runs the same step and aims at one part of it. Aims at: that part, and by "
+            "how many ms it changed from the rung below. Shrank most: the part that did, aimed at or not. Step: "
+            "synchronised after each; sust.: in a loop of at least 2 s, with the clock and power near its end. a/step, "
+            "a/sust.: the published floor over either. The parts are those of the anatomy, ms: what is left of each."
         ),
         headers=HEADERS,
         rows=(*(_row(*line) for line in lines), *map(_missing_row, missing)),
         groups=(*(each.name for each, _ in lines), *(where.short for where in missing)),
-        numeric=(False, False, True, False, False, *[True] * (COUNTED - 2), True, False),
+        numeric=tuple(header not in TEXTS for header in HEADERS),
         notes=_notes(found, missing),
         data=(*(_data(*line) for line in lines), *map(_missing_data, missing)),
         records=records,
-        unprinted=("MHz", "W", "Resid.", "Error"),
+        unprinted=UNPRINTED,
     )
 
 
@@ -72,21 +81,24 @@ def _row(each: Ladder, rung: Rung) -> tuple[str, ...]:
     if row is None:
         return (*_head(each.where, rung.arm), *[DASH] * COUNTED, f"missing: {rung.reason}")
     wanted = ladder.planned(each.where.gpu).get((each.where.model, each.where.ctx, rung.arm), 0)
-    parts = [DASH] * (len(anatomy.PARTS) + 2)
+    parts = [DASH] * (len(PARTS) + 3)
     if rung.parts:
-        parts = [*(_ms(rung.parts.parts_ms[name]) for name in anatomy.PARTS), _ms(rung.parts.residual_ms)]
-        parts.append(f"{rung.parts.launches:.0f}")
+        parts = [*(ms(rung.parts.parts_ms[name]) for name in PARTS), ms(rung.parts.residual_ms)]
+        parts += [f"s{rung.dissected}: {number(rung.parts.step_ms, 4)}", f"{rung.parts.launches:.0f}"]
     host = f", host {each.host[:4]}" if each.hosts > 1 else ""
     return (
         *_head(each.where, rung.arm),
-        _removed_text(each, rung),
+        _change_text(each, rung, rung.aims_at),
+        _change_text(each, rung, each.shrank_most(rung.arm)),
         step_text(row),
         number(row.fraction_published),
-        number(row.sustained_ms, 4),
+        number(row.sustained_ms, 4) + (steadiness.CAP_MARK if row.capped and row.sustained_ms else ""),
         number(_of_floor(rung)),
         number(row.sustained_clock_mhz, 4),
         number(row.sustained_power_w),
+        number(row.floor_published_ms, 4),
         *parts,
+        number(rung.read_gb_s, 4),
         _check_text(rung),
         f"{row.sessions} of {wanted}" if row.sessions < wanted else str(row.sessions),
         f"measured, {each.where.store}{host}",
@@ -101,20 +113,12 @@ def _of_floor(rung: Rung) -> float | None:
     return row.floor_published_ms / row.sustained_ms
 
 
-def _removed(each: Ladder, rung: Rung) -> tuple[float, float] | None:
-    """The part that the rung is there to remove, on the rung below and on this one (ms)."""
-    if not rung.removes or rung.parts is None:
-        return None
-    below = each.below(rung.arm)
-    if below is None or below.parts is None:
-        return None
-    return below.parts.parts_ms[rung.removes], rung.parts.parts_ms[rung.removes]
-
-
-def _removed_text(each: Ladder, rung: Rung) -> str:
-    span = _removed(each, rung)
-    part = COLUMNS.get(rung.removes, rung.removes)
-    return f"{part}: {_ms(span[0])} to {_ms(span[1])}" if span else part or DASH
+def _change_text(each: Ladder, rung: Rung, part: str) -> str:
+    """A part, and by how much (ms) it changed from the rung below; a dash if there is none."""
+    if not part:
+        return DASH
+    change = each.changes(rung.arm).get(part)
+    return f"{PARTS[part]} {change:+.2f}" if change is not None else PARTS[part]
 
 
 def _check_text(rung: Rung) -> str:
@@ -123,7 +127,8 @@ def _check_text(rung: Rung) -> str:
 
 
 def _data(each: Ladder, rung: Rung) -> dict[str, Any]:
-    row, parts, check, span = rung.row, rung.parts, rung.check, _removed(each, rung)
+    row, parts, check, changes = rung.row, rung.parts, rung.check, each.changes(rung.arm)
+    most, below = each.shrank_most(rung.arm), each.below(rung.arm)
     names = (
         "step_ms", "low_ms", "high_ms", "spread", "event_ms", "free_ms", "sustained_ms", "sustained_clock_mhz",
         "sustained_power_w", "energy_j_per_step", *[f"floor_{name}_ms" for name in FLOORS],
@@ -132,12 +137,15 @@ def _data(each: Ladder, rung: Rung) -> dict[str, Any]:
     return (
         {"gpu": each.where.gpu, "model": each.where.model, "ctx": each.where.ctx, "store": each.where.store}
         | {"host": each.host, "rung": rung.arm, "kind": "measured" if row else "missing"}
-        | {"reason": "" if row else rung.reason, "limit_ms": each.limit_ms, "removes": rung.removes}
-        | {"removed_from_ms": span[0] if span else None, "removed_to_ms": span[1] if span else None}
+        | {"reason": "" if row else rung.reason, "limit_ms": each.limit_ms}
+        | {"below": below.arm if changes and below else "", "aims_at": rung.aims_at}
+        | {"aimed_change_ms": changes.get(rung.aims_at), "shrank_most": most, "shrank_most_ms": changes.get(most)}
         | {name: getattr(row, name) if row else None for name in names}
-        | {f"{name.replace(' ', '_')}_ms": parts.parts_ms[name] if parts else None for name in anatomy.PARTS}
+        | {f"{name.replace(' ', '_')}_ms": parts.parts_ms[name] if parts else None for name in PARTS}
         | {"residual_ms": parts.residual_ms if parts else None, "launches": parts.launches if parts else None}
-        | {"dissected_step_ms": parts.step_ms if parts else None, "flags": "; ".join(parts.flags) if parts else ""}
+        | {"dissected_step_ms": parts.step_ms if parts else None, "dissected_session": rung.dissected}
+        | {"dissected_read_gb_s": rung.read_gb_s, "capped_sessions": row.capped if row else 0}
+        | {"flags": "; ".join([*(row.flags if row else ()), *(parts.flags if parts else ())])}
         | {"check_error": check.error if check else None, "check_eager_error": check.eager_error if check else None}
         | {"records": " ".join(row.records) if row else ""}
     )
@@ -148,22 +156,30 @@ def _missing_row(where: Where) -> tuple[str, ...]:
 
 
 def _missing_data(where: Where) -> dict[str, Any]:
-    empty = _data(Ladder(where, "", 1, (), None), Rung("all", None, NOT_MEASURED, None, None))
+    empty = _data(Ladder(where, "", 1, (Rung("all", None, NOT_MEASURED, None, None),), None),
+                  Rung("all", None, NOT_MEASURED, None, None))  # fmt: skip
     return empty | {"store": ""}
 
 
 def _notes(found: Sequence[Ladder], missing: Sequence[Where]) -> tuple[str, ...]:
     rows = [rung.row for each in found for rung in each.rungs if rung.row]
+    shown = {rung.arm for each in found for rung in each.rungs}
+    means = "; ".join(f"{arm}: {text}" for arm, text in ladder.MEANS.items() if arm in shown)
     flags = [f"{e.name}, {r.arm}: {flag}." for e in found for r in e.rungs if r.parts for flag in r.parts.flags]
     return (
-        PARTS_NOTE,
-        *(f"{e.name}: achievable limit {number(e.limit_ms, 4)} ms." for e in found if e.limit_ms),
+        *([f"{means}."] if means else []),
+        STEP_NOTE,
+        FLOOR_NOTE,
+        ERROR_NOTE,
+        *([f"Achievable limit, the median floor c of a cell's 16-bit rungs: {limits}."] if (limits := _limits(found))
+          else []),
         *([f"Range: smallest and largest of fewer than {MIN_FOR_INTERVAL} sessions; not an interval."]
           if any(row.spread == "range" for row in rows) else []),
         *([f"{LEGEND['missing']}."] if missing or any(r.row is None for e in found for r in e.rungs) else []),
         *flags,
+        *flag_notes(rows),
     )  # fmt: skip
 
 
-def _ms(value: float) -> str:
-    return f"{value:.2f}" if abs(value) < 99.995 else f"{value:.1f}"
+def _limits(found: Sequence[Ladder]) -> str:
+    return "; ".join(f"{each.name} {number(each.limit_ms, 4)} ms" for each in found if each.limit_ms)

@@ -13,7 +13,7 @@ from decodegap.quant_why import PARTS, Why
 from decodegap.render import Table
 from decodegap.rows import CellRow
 from decodegap.stats import MIN_FOR_INTERVAL
-from decodegap.tables import DASH, number, step
+from decodegap.tables import DASH, flag_notes, ms, number, step
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -131,6 +131,7 @@ def _speed_ups(
             *([f"In parentheses: smallest and largest of fewer than {MIN_FOR_INTERVAL} sessions; not an interval."]
               if ranges else []),
             *notes,
+            *flag_notes([line.eager for line in found if line.eager]),
         ),
         data=tuple(map(_data, found)),
         records=records_hash(frame),
@@ -252,8 +253,8 @@ def _why_row(each: Why) -> tuple[str, ...]:
     parts = each.parts_ms | {"residual": each.residual_ms}
     largest = max(parts, key=lambda name: parts[name])
     return (
-        where.system, model_label(where.model), str(where.ctx), each.path.slug, each.series, _ms(each.step_ms),
-        _ms(each.share_ms), *(_ms(parts[name]) for name in (*PARTS, "residual")), largest,
+        where.system, model_label(where.model), str(where.ctx), each.path.slug, each.series, ms(each.step_ms),
+        ms(each.share_ms), *(ms(parts[name]) for name in (*PARTS, "residual")), largest,
     )  # fmt: skip
 
 
@@ -264,7 +265,3 @@ def _why_data(each: Why) -> dict[str, Any]:
         "share_ms": each.share_ms, **{f"{name.replace(' ', '_')}_ms": each.parts_ms[name] for name in PARTS},
         "residual_ms": each.residual_ms, "record": each.records[0], "baseline_record": each.records[1],
     }  # fmt: skip
-
-
-def _ms(value: float) -> str:
-    return f"{value:.2f}" if abs(value) < 99.995 else f"{value:.1f}"
