@@ -11,6 +11,7 @@ import torch
 from decodegap import arms, cells, decode, fused, models, plan, plan_ladder, rungs, timing
 from decodegap.arms import Setup, Step
 from decodegap.errors import BadInputError, UnsupportedError
+from decodegap.fused import layout
 from decodegap.plan import Task
 from decodegap.probes import ReadProbe
 from decodegap.schema import Ran
@@ -49,6 +50,24 @@ def test_every_rung_is_checked_timed_proven_and_in_order() -> None:
         assert series.ran.kernels
         assert len(series.wall_ms) == 30
         assert series.sustained is None  # a CPU's protocol has no such loop
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+def test_the_network_that_stock_eager_is_judged_on_keeps_its_frequencies(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rotary frequencies in bf16 turn a late token by another angle: eager's own error then hides every other one."""
+    setup = stepping.prefilled(stepping.build(stepping.wide(), torch.bfloat16))
+    judged, round_off = [setup.net], layout.as_rounded
+    monkeypatch.setattr(layout, "as_rounded", lambda net: judged.append(round_off(net)) or judged[-1])
+    wanted = {name: buffer.clone() for name, buffer in setup.net.named_buffers()}
+    with torch.inference_mode():
+        rungs._judge(setup, bits)
+    assert len(judged) == {16: 1, 4: 2}[bits]
+    for net in judged:
+        assert net.dtype == torch.bfloat16
+        for name, buffer in net.named_buffers():
+            torch.testing.assert_close(buffer, wanted[name], rtol=0, atol=0)
 
 
 def test_what_cannot_run_here_is_named_and_the_rest_is_measured() -> None:
