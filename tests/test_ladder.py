@@ -23,6 +23,7 @@ from decodegap import (
     numbers_ladder,
     plan_ladder,
     steadiness,
+    tables_ladder,
     verdicts,
 )
 from decodegap.exhibits import View
@@ -145,6 +146,15 @@ def test_the_error_shown_is_the_largest_of_all_sessions() -> None:
         assert {
             row[table.headers.index("Error")] for row in table.rows if row[1:4] == ("Qwen2.5-7B", "2048", "graph")
         } == {"1.20x"}
+
+
+def test_a_check_whose_reference_eager_is_far_from_is_no_proof() -> None:
+    void = rungs("rungs", SHARED)
+    void = rehashed(void, checks=[c.model_copy(update={"error": 0.1, "eager_error": 1.3}) for c in void.checks])
+    table = exhibits.table(view([void, rungs("rungs", SHARED, session=2)]), "ladder")
+    errors = {dict(zip(table.headers, row, strict=True))["Error"] for row in table.rows if row[3] in SHARED}
+    assert errors - {"—"} == {tables_ladder.NO_PROOF}
+    assert tables_ladder.NO_PROOF_NOTE in table.notes
 
 
 def test_the_parts_add_up_to_the_dissected_step(paper: View) -> None:

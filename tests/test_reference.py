@@ -9,7 +9,7 @@ import torch
 
 from decodegap import arms, decode, graphs, models, reference
 from decodegap.arms import Setup
-from decodegap.schema import Check
+from decodegap.schema import MOST_EAGER_ERROR, Check
 
 ARCHITECTURES = ["tiny-qwen2", "tiny-llama", "tiny-mistral"]
 # Random weights of the tiny models attend almost evenly, which hides a wrong position from bf16's errors; from fp32's,
@@ -150,3 +150,14 @@ def test_another_token_fails_only_where_the_reference_is_decided() -> None:
     assert not far.argmax_equal
     assert far.error <= 1.5 * far.eager_error
     assert not far.passed
+
+
+@torch.inference_mode()
+def test_a_reference_that_stock_eager_is_far_from_passes_nothing() -> None:
+    setup = stepping.setup()
+    found = pinned(setup)
+    result = reference.check("graph", found, found, torch.roll(found, 1, dims=-1))
+    assert result.error == result.eager_error > MOST_EAGER_ERROR
+    assert not result.passed
+    assert "stock eager itself is" in reference.failure(result)
+    assert not reference.check("graph", found * torch.nan, found * torch.nan, found).passed

@@ -165,9 +165,9 @@ def _ladder(where: Where, host: str, rows: Sequence[CellRow], records: Sequence[
     return Ladder(where, host, max(1, hosts), rungs, stats.median(known) if known else None)
 
 
-def _beside_eager(check: Check) -> float:
-    """A rung's error as a multiple of stock eager's."""
-    return check.error / check.eager_error if check.eager_error else check.error
+def _beside_eager(check: Check) -> tuple[bool, float]:
+    """What checks of a rung are sorted by: that it proves nothing, then its error as a multiple of stock eager's."""
+    return not check.proves, check.error / check.eager_error if check.eager_error else check.error
 
 
 def _at(where: Where) -> tuple[str, str, str, int]:

@@ -66,8 +66,9 @@ def check(
 ) -> Check:
     """Hold an arm's `logits` and stock eager's, all `[1, vocab]`, against the `reference` of the same step.
 
-    The error is relative L2. It passes within `multiple` of eager's own, if it also picks the reference's token
-    wherever the reference is decided by more than rounding. Logits that are not finite have error 1e9.
+    The error is relative L2. It passes within `multiple` of eager's own, if eager itself is near the reference, and if
+    it also picks the reference's token wherever the reference is decided by more than rounding. Logits that are not
+    finite have error 1e9.
     """
     error, eager_error = relative_error(logits, reference), relative_error(eager_logits, reference)
     first, second = reference.flatten().topk(2).values.tolist()
@@ -87,7 +88,7 @@ def check(
 def holds(result: Check) -> bool:
     """Whether the errors and the token of `result` are those of one that passes, whatever else it failed for."""
     decided = result.reference_margin > DECISIVE_ERRORS * max(result.error, result.eager_error)
-    return _is_near(result) and (result.argmax_equal or not decided)
+    return result.proves and _is_near(result) and (result.argmax_equal or not decided)
 
 
 def _is_near(result: Check) -> bool:
@@ -96,6 +97,8 @@ def _is_near(result: Check) -> bool:
 
 def failure(result: Check) -> str:
     """Why `result` did not pass, in a phrase."""
+    if not result.proves:
+        return f"stock eager itself is {result.eager_error:.3g} (relative) from the reference, so it proves nothing"
     if not _is_near(result):
         return (
             f"relative error {result.error:.3g} against the reference, more than {result.allowed_multiple} x eager's "

@@ -10,6 +10,7 @@ from decodegap.grid import FLOORS, LEGEND, NOT_MEASURED, model_label
 from decodegap.ladder import Ladder, Rung
 from decodegap.launch import Kept, Where
 from decodegap.render import Table
+from decodegap.schema import MOST_EAGER_ERROR
 from decodegap.stats import MIN_FOR_INTERVAL
 from decodegap.tables import DASH, flag_notes, ms, number, step_text
 
@@ -35,6 +36,12 @@ FLOOR_NOTE = (
     "floor c differs a little from that of the other rungs for the same bytes."
 )
 ERROR_NOTE = "Error: of the logits against an fp32 reference, over stock eager's own, the largest of all sessions."
+
+NO_PROOF = "no proof"
+NO_PROOF_NOTE = (
+    f"{NO_PROOF}: in a session stock eager itself stands more than {MOST_EAGER_ERROR} (relative) from the reference, "
+    "so the reference was not one of that step and its check says nothing of the rung's logits."
+)
 
 
 def rungs(frame: "pd.DataFrame", kept: Sequence[Kept]) -> Table:
@@ -123,6 +130,8 @@ def _change_text(each: Ladder, rung: Rung, part: str) -> str:
 
 def _check_text(rung: Rung) -> str:
     check = rung.check
+    if check and not check.proves:
+        return NO_PROOF
     return f"{check.error / check.eager_error:.2f}x" if check and check.eager_error else DASH
 
 
@@ -176,6 +185,7 @@ def _notes(found: Sequence[Ladder], missing: Sequence[Where]) -> tuple[str, ...]
         *([f"Range: smallest and largest of fewer than {MIN_FOR_INTERVAL} sessions; not an interval."]
           if any(row.spread == "range" for row in rows) else []),
         *([f"{LEGEND['missing']}."] if missing or any(r.row is None for e in found for r in e.rungs) else []),
+        *([NO_PROOF_NOTE] if any(r.check and not r.check.proves for e in found for r in e.rungs) else []),
         *flags,
         *flag_notes(rows),
     )  # fmt: skip
