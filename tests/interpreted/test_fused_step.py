@@ -199,12 +199,12 @@ def test_weights_move_and_a_net_that_cannot_be_read_is_refused():
 
 
 def wide(**changes):
-    """A model whose projections can be held in 4 bits: widths of whole runs."""
+    """A model whose projections can be held in 4 bits: widths of whole groups."""
     sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 2}
     return config_of("tiny-qwen2", **sizes, head_dim=64, **changes)
 
 
-@pytest.mark.parametrize("block", [1024, 512])
+@pytest.mark.parametrize("block", [1024, 128])  # with a last tile that is not full, and with more than eight tiles
 def test_projections_in_4_bits_compute_what_their_codes_stand_for(block):
     setup = prepared(wide(), 9)
     exact = reference.reference_logits(layout.as_rounded(setup.net), setup.cache, setup.token, setup.ctx)
@@ -222,14 +222,16 @@ def test_projections_in_4_bits_compute_what_their_codes_stand_for(block):
     assert lost > 10 * error  # it is really four bits
 
 
-def test_codes_lie_in_the_order_in_which_threads_read_them():
-    codes = torch.arange(2 * 1024).remainder(16).to(torch.uint8).view(2, 1024)
-    codes[1, 512 + 3 * 128 + 8 * 5 + 6] = 9
-    words = layout.in_runs(codes)
-    assert words.shape == (2, 128)
-    found = quantise.unpack(words).view(2, 2, 16, 4, 8)  # rows, runs, threads, groups, codes
-    assert found[1, 1, 5, 3, 6] == 9
-    assert torch.equal(found.transpose(2, 3).reshape(2, 1024), codes)
+def test_codes_lie_where_the_thread_that_multiplies_them_reads():
+    codes = torch.randint(0, 16, (32, 256), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    words = layout.in_tiles(codes)
+    assert words.shape == (2, 2, 256)
+    found = quantise.unpack(words).view(2, 2, 2, 8, 4, 4, 8)  # block, group, half, r, c, word, code
+    for r, c, word, code in ((0, 0, 0, 0), (5, 2, 3, 6), (7, 3, 1, 5), (2, 1, 2, 2)):
+        row = 16 + r + 8 * (code // 2 % 2)
+        column = 128 + 64 + 32 * (word // 2) + 8 * c + 4 * (word % 2) + 2 * (code % 2) + code // 4
+        assert found[1, 1, 1, r, c, word, code] == codes[row, column]
+    assert torch.equal(found.flatten().sort().values, codes.flatten().sort().values)
 
 
 def test_it_is_an_arm_like_any_other():

@@ -43,3 +43,13 @@ def low_half(words: tl.tensor) -> tl.tensor:
 def high_half(words: tl.tensor) -> tl.tensor:
     """The second bf16 of each word, as fp32."""
     return (words & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def unknown_zero(pointer: tl.tensor) -> tl.tensor:
+    """0 in a register, which the compiler does not know to be 0: no address has its uppermost bit set.
+
+    Of a mask and bits to set after it, only one can be a literal in an instruction; with the other one in a register
+    both are one instruction, where the compiler would else keep two literals and spend two.
+    """
+    return (pointer.to(tl.int64) >> 63).to(tl.int32)

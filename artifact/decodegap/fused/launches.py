@@ -8,8 +8,8 @@ from decodegap.fused.tiles import Matvec, Tiles
 
 # The type of each pointer that a kernel takes, by name; whatever else it takes is a constant. All are 16-byte aligned.
 POINTERS = {
-    **dict.fromkeys(("weights", "scales", "x", "gain"), "*i32"),  # pairs of bf16, or eight codes
-    **dict.fromkeys(("table", "hidden", "bias", "residual", "out", "query", "keys", "values"), "*bf16"),
+    **dict.fromkeys(("weights", "x", "gain"), "*i32"),  # pairs of bf16, or eight codes
+    **dict.fromkeys(("scales", "table", "hidden", "bias", "residual", "out", "query", "keys", "values"), "*bf16"),
     **dict.fromkeys(("cos", "sin", "partial", "stats", "logits"), "*fp32"),
     "arrivals": "*i32",
     "state": "*i64",

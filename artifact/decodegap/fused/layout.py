@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from decodegap import quantise
 from decodegap.arms import Setup
 from decodegap.errors import BadInputError, UnsupportedError
-from decodegap.fused.shape import GROUP, RUN, STATE_WORDS, Shape, shape_of
+from decodegap.fused.shape import GROUP, STATE_WORDS, UNIT_ROWS, Shape, shape_of
 
 # What timing.measure may decode beyond the context, and a little: its energy loop is the longest.
 ROOM = 4352
@@ -23,8 +23,8 @@ ALIGNED = 32  # int32 counters a layer: its part of the buffer starts on a full 
 class Matrix:
     """Weights as a kernel reads them: int32 words, each two bf16 or eight codes, and the scales of the latter."""
 
-    words: torch.Tensor  # [rows, columns / 2], or [rows, columns / 8] as `in_runs` packs them
-    scales: torch.Tensor | None = None  # pairs of bf16 as int32, [rows, columns / 256]; None for bf16 weights
+    words: torch.Tensor  # [rows, columns / 2], or [rows / 16, columns / 128, 256] as `in_tiles` packs them
+    scales: torch.Tensor | None = None  # bf16 [rows, columns / 128]; None for bf16 weights
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _matrix(weight: torch.Tensor, bits: int) -> Matrix:
     if bits != CODE_BITS:
         return Matrix(_words(weight))
     codes = quantise.round_to_nearest(weight, GROUP, torch.bfloat16, symmetric=True)
-    return Matrix(in_runs(codes.codes), _words(codes.scales))
+    return Matrix(in_tiles(codes.codes), codes.scales.contiguous())
 
 
 def as_rounded(net: PreTrainedModel) -> PreTrainedModel:
@@ -184,14 +184,18 @@ def as_rounded(net: PreTrainedModel) -> PreTrainedModel:
     return copied
 
 
-def in_runs(codes: torch.Tensor) -> torch.Tensor:
-    """Codes `[rows, columns]` as int32 words `[rows, columns / 8]` in the order in which threads read them.
+def in_tiles(codes: torch.Tensor) -> torch.Tensor:
+    """Codes `[rows, columns]` as int32 words `[rows / 16, columns / 128, 256]` in the order in which threads read them.
 
-    Of each run of 512 columns, which is four groups of 128, thread t of 16 takes columns 8 t to 8 t + 7 of every group:
-    four words side by side, so that one load of 16 bytes brings them and each has one scale.
+    A matrix unit's operand is 16 rows of 16 columns, of which thread 4 r + c holds four columns in the rows r and
+    r + 8. Which columns those are is free as long as the other operand agrees: of each 32 columns, thread c takes 8 c
+    to 8 c + 7, in two such operands, so that it also reads 16 bytes of the vector at once. A word holds one operand's
+    eight codes, in its lower half those of even columns; four words side by side are half of a group.
     """
-    runs = codes.view(len(codes), -1, RUN // GROUP, GROUP // 8, 8)  # [rows, runs, groups, threads, 8]
-    return quantise.pack(runs.transpose(2, 3)).reshape(len(codes), -1)
+    split = codes.view(len(codes) // UNIT_ROWS, 2, 8, -1, 2, 2, 4, 2, 2, 2)
+    # block, row's upper half, r | group, its half, 32 columns, c, operand, column's upper and lower bit
+    words = split.permute(0, 3, 4, 2, 6, 5, 7, 9, 1, 8)
+    return quantise.pack(words.reshape(*words.shape[:7], 8)).reshape(len(split), -1, 2 * GROUP)
 
 
 def _paired(rows: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from decodegap.fused.device import BEST, LOWEST, NEXT, NOW, start_next, wait
-from decodegap.fused.products import columns_of, first_parts, first_scales, first_tiles, product, slab_of
+from decodegap.fused.products import first_parts, first_scales, first_tiles, product
 
 
 @triton.jit
@@ -68,10 +68,8 @@ def qkv(
     start_next(PDL)
     HALF: tl.constexpr = DIM // 2
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = columns_of(BLOCK, BITS)
-    slab = slab_of(weights, row, columns, COLUMNS, BITS)
-    tiles = first_tiles(slab, columns, COLUMNS, BLOCK, AHEAD, BITS)
-    found = first_scales(scales, row, COLUMNS, BLOCK, AHEAD, BITS)
+    tiles = first_tiles(weights, row, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
+    found = first_scales(scales, ROWS, COLUMNS, BLOCK, BITS)
     gains = first_parts(gain, COLUMNS, BLOCK, AHEAD, BITS)
     pair = tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
     head, at = pair // HALF, pair % HALF
@@ -83,7 +81,7 @@ def qkv(
     # Only now, because their address is the position's, and nothing before the wait should wait for a load.
     cosine = tl.load(cos + position * HALF + at, mask=turned, other=1.0)
     sine = tl.load(sin + position * HALF + at, mask=turned, other=0.0)
-    y = product(tiles, found, gains, slab, scales, x, gain, row, columns, eps, True, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
+    y = product(tiles, found, gains, weights, scales, x, gain, row, eps, True, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
     if BIAS:
         y += added.to(tl.float32)
     low, high = tl.split(tl.reshape(y, [ROWS // 2, 2]))
@@ -117,13 +115,11 @@ def project(
     """A product added to the residual: the output projection of the attention, and that of the MLP."""
     start_next(PDL)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = columns_of(BLOCK, BITS)
-    slab = slab_of(weights, row, columns, COLUMNS, BITS)
-    tiles = first_tiles(slab, columns, COLUMNS, BLOCK, AHEAD, BITS)
-    found = first_scales(scales, row, COLUMNS, BLOCK, AHEAD, BITS)
+    tiles = first_tiles(weights, row, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
+    found = first_scales(scales, ROWS, COLUMNS, BLOCK, BITS)
     wait(PDL, WAIT)
     added = tl.load(residual + row)
-    y = product(tiles, found, (), slab, scales, x, x, row, columns, 0.0, False, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
+    y = product(tiles, found, (), weights, scales, x, x, row, 0.0, False, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
     tl.store(out + row, (y + added.to(tl.float32)).to(out.dtype.element_ty))
 
 
@@ -146,15 +142,11 @@ def gate_up(
     """silu(gate) * up of `ROWS` pairs: norm and product; the rows of gate and up alternate."""
     start_next(PDL)
     row = tl.program_id(0) * (2 * ROWS) + tl.arange(0, 2 * ROWS)
-    columns = columns_of(BLOCK, BITS)
-    slab = slab_of(weights, row, columns, COLUMNS, BITS)
-    tiles = first_tiles(slab, columns, COLUMNS, BLOCK, AHEAD, BITS)
-    found = first_scales(scales, row, COLUMNS, BLOCK, AHEAD, BITS)
+    tiles = first_tiles(weights, row, 2 * ROWS, COLUMNS, BLOCK, AHEAD, BITS)
+    found = first_scales(scales, 2 * ROWS, COLUMNS, BLOCK, BITS)
     gains = first_parts(gain, COLUMNS, BLOCK, AHEAD, BITS)
     wait(PDL, WAIT)
-    y = product(
-        tiles, found, gains, slab, scales, x, gain, row, columns, eps, True, 2 * ROWS, COLUMNS, BLOCK, AHEAD, BITS
-    )
+    y = product(tiles, found, gains, weights, scales, x, gain, row, eps, True, 2 * ROWS, COLUMNS, BLOCK, AHEAD, BITS)
     gate, up = tl.split(tl.reshape(y, [ROWS, 2]))
     y = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out + tl.program_id(0) * ROWS + tl.arange(0, ROWS), y.to(out.dtype.element_ty))
@@ -180,13 +172,11 @@ def lm_head(
     """The logits in fp32: norm and product; the largest of all and its token end up in the step's state."""
     start_next(PDL)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = columns_of(BLOCK, BITS)
-    slab = slab_of(weights, row, columns, COLUMNS, BITS)
-    tiles = first_tiles(slab, columns, COLUMNS, BLOCK, AHEAD, BITS)
-    found = first_scales(scales, row, COLUMNS, BLOCK, AHEAD, BITS)
+    tiles = first_tiles(weights, row, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
+    found = first_scales(scales, ROWS, COLUMNS, BLOCK, BITS)
     gains = first_parts(gain, COLUMNS, BLOCK, AHEAD, BITS)
     wait(PDL, WAIT)
-    y = product(tiles, found, gains, slab, scales, x, gain, row, columns, eps, True, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
+    y = product(tiles, found, gains, weights, scales, x, gain, row, eps, True, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
     tl.store(logits + row, y)
     # A float's bits are ordered as an integer's once those of a negative one are turned over.
     bits = y.to(tl.int32, bitcast=True)

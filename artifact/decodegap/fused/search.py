@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 
 from decodegap.fused.shape import TILED, Shape
-from decodegap.fused.tiles import Attention, Matvec, Tile
+from decodegap.fused.tiles import Attention, Matvec, Tile, least
 
 LANES = 32
 LOAD_BITS = 128  # that a thread loads at once
@@ -24,17 +24,19 @@ def _matvec(kernel: str, shape: Shape) -> Iterator[Matvec]:
     """Rows and columns such that each thread has enough on its way; a tile is whole loads of whole warps."""
     columns, bits = shape.columns(kernel), shape.bits_of(kernel)
     pairs = 2 if kernel == "gate_up" else 1
-    for warps in (4, 2, 8) if bits == 16 else (4, 2, 1, 8):  # one warp of bf16 never was any good
+    for warps in (4, 2, 8) if bits == 16 else (4, 8, 2, 16):  # one warp of bf16 never was any good
+        fewest, width = least(kernel, shape, warps)
         for passes in (1, 2):
-            block = LOAD_BITS // bits * LANES * warps * passes
+            block = passes * (LOAD_BITS // bits * LANES * warps if bits == 16 else width)
             tiles = -(-columns // block)
             if tiles > MOST_TILES or (tiles * block > 1.25 * columns and tiles > 1):
                 continue  # too much code, or too much of the last tile is empty
-            for rows in (2, 4, 1, 8):
-                if shape.rows(kernel) % rows or (kernel == "qkv" and rows < 2):
+            for rows in (2, 4, 1, 8) if bits == 16 else (fewest, 2 * fewest, 4 * fewest):
+                if shape.rows(kernel) % rows or rows < fewest:
                     continue
+                words = pairs * rows * block * bits // 32 // (LANES * warps)
                 for ahead in (tile for tile in (1, 2, 4, 7) if tile <= tiles):
-                    if FEWEST_WORDS <= pairs * rows * passes * LOAD_BITS // 32 * ahead <= MOST_WORDS:
+                    if FEWEST_WORDS <= words * ahead <= MOST_WORDS:
                         yield Matvec(rows=rows, block=block, warps=warps, ahead=ahead)
 
 

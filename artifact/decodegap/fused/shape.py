@@ -10,7 +10,7 @@ TILED = ("qkv", "attention", "o", "gate_up", "down", "lm_head")
 IN_LAYER = ("qkv", "attention", "combine", "o", "gate_up", "down")
 BF16_BYTES = 2
 GROUP = 128  # columns that share a scale in 4 bits
-RUN = 512  # columns that 16 threads read together in 4 bits
+UNIT_ROWS = 16  # rows that a matrix unit multiplies together, and a program reads at least, in 4 bits
 STATE_WORDS = 3  # int64 of a step's state on the device; device.py says which
 
 
@@ -79,8 +79,8 @@ def shape_of(config: dict[str, Any], bits: int = 16) -> Shape:
         (shape.head_dim < 16 or shape.head_dim & (shape.head_dim - 1), f"a head of {shape.head_dim} dimensions"),
         (bool(hidden % 16 or shape.inter % 16), "widths that are no multiples of 16"),
         (
-            bits == 4 and any(shape.columns(name) % RUN for name in ("qkv", "o", "down")),
-            f"widths in 4 bits that are no multiples of {RUN}",
+            bits == 4 and any(shape.columns(name) % GROUP for name in ("qkv", "o", "down")),
+            f"widths in 4 bits that are no multiples of {GROUP}",
         ),
     ):
         if wrong:

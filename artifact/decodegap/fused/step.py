@@ -112,7 +112,7 @@ def _launches(
 
 
 def _matrix(matrix: Matrix) -> dict[str, torch.Tensor]:
-    return {"weights": matrix.words, "scales": matrix.words if matrix.scales is None else matrix.scales}
+    return {"weights": matrix.words, "scales": _as_bf16(matrix.words) if matrix.scales is None else matrix.scales}
 
 
 def _as_words(vector: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from decodegap.errors import BadInputError
-from decodegap.fused.shape import RUN, TILED, Shape
+from decodegap.fused.shape import GROUP, TILED, UNIT_ROWS, Shape
 from decodegap.paths import DATA
 
 FOLDER = DATA / "fused"
@@ -124,7 +124,7 @@ def check_tiles(tiles: Tiles, shape: Shape) -> None:
     """Raise `BadInputError` that names the kernel, the field and what it must be, if `tiles` do not fit `shape`."""
     for name in TILED:
         tile = tiles.of(name)
-        least = RUN if name != "attention" and shape.bits_of(name) == 4 else 8
+        few, narrow = least(name, shape, tile.warps)
         for field in fields(tile):
             value = getattr(tile, field.name)
             if field.name in ("block", "warps", "rows") and (value < 1 or value & (value - 1)):
@@ -134,20 +134,33 @@ def check_tiles(tiles: Tiles, shape: Shape) -> None:
         if isinstance(tile, Attention):
             if tile.block < 16 or tile.splits < 1:
                 raise BadInputError(f"tiles: {name}: block must be at least 16 and splits at least 1")
-        elif shape.rows(name) % tile.rows or (name == "qkv" and tile.rows < 2) or tile.block < least or tile.ahead < 1:
+        elif shape.rows(name) % tile.rows or tile.rows < few or tile.block < narrow or tile.ahead < 1:
             raise BadInputError(
-                f"tiles: {name}: rows is {tile.rows} and must divide {shape.rows(name)} (qkv: two at least), block is "
-                f"{tile.block} and must be {least} at least, ahead is {tile.ahead} and must be 1 at least"
+                f"tiles: {name}: rows is {tile.rows} and must divide {shape.rows(name)} and be {few} at least, "
+                f"block is {tile.block} and must be {narrow} at least, ahead is {tile.ahead} and must be 1 at least"
             )
+
+
+def least(kernel: str, shape: Shape, warps: int) -> tuple[int, int]:
+    """The fewest rows (of `gate_up`, pairs) and columns that a tile of a matrix-vector kernel can have.
+
+    In 4 bits that is a matrix unit's tile, and a group of columns for each warp.
+    """
+    if kernel == "attention" or shape.bits_of(kernel) != 4:
+        return (2 if kernel == "qkv" else 1), 8
+    return UNIT_ROWS // (2 if kernel == "gate_up" else 1), GROUP * warps
 
 
 def default_tiles(shape: Shape) -> Tiles:
     """Tiles that run on any shape, tuned for none: what a small model takes."""
 
     def matvec(name: str) -> Matvec:
+        if shape.bits_of(name) == 4:
+            few, narrow = least(name, shape, 2)
+            return Matvec(rows=few, block=narrow, warps=2, ahead=2)
         rows = next(rows for rows in (4, 2, 1) if shape.rows(name) % rows == 0)
         block = min(1024, 1 << (shape.columns(name) - 1).bit_length())
-        return Matvec(rows=rows, block=block, warps=2 if shape.bits_of(name) == 4 else 4, ahead=2)
+        return Matvec(rows=rows, block=block, warps=4, ahead=2)
 
     made: dict[str, Any] = {name: matvec(name) for name in TILED if name != "attention"}
     return Tiles(**made, attention=Attention(splits=8, block=32, warps=2), source="untuned")
