@@ -152,7 +152,8 @@ def test_projections_in_4_bits_compute_what_their_codes_stand_for(slug):
     meant = as_rounded(setup.net)
     exact = reference.reference_logits(meant, setup.cache, setup.token, setup.ctx)
     past = copy.deepcopy(setup.cache)
-    eager = meant.bfloat16()(input_ids=setup.token, past_key_values=past, use_cache=True).logits[:, -1]
+    rounded = decode.cast_weights(meant, torch.bfloat16)
+    eager = rounded(input_ids=setup.token, past_key_values=past, use_cache=True).logits[:, -1]
     loaded = load(setup, capacity=704, bits=4)
     start = default_tiles(loaded.shape)
     tries = [start] + [

@@ -133,6 +133,16 @@ def ready(net: PreTrainedModel) -> PreTrainedModel:
     return net
 
 
+def cast_weights(net: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """`net` with its weights in `dtype`, in place, and no buffer: rotary frequencies stay in fp32, as after loading.
+
+    In bf16 a late position's angle would be off by more than a turn.
+    """
+    for weight in net.parameters():
+        weight.data = weight.data.to(dtype)
+    return net
+
+
 def prompt(vocab: int, length: int, seed: int, device: str) -> torch.Tensor:
     """Random token ids, `[1, length]`, the same on every device for the same seed."""
     generator = torch.Generator().manual_seed(seed)

@@ -16,8 +16,8 @@ OWN = (*FUSED, INT4)  # the rungs of our own fused step
 RUNGS = ("eager", "eager-pinned", "graph", "graph-static", "compiled", *OWN)  # from the lowest to the highest
 GROUPS: dict[str, tuple[str, ...]] = {
     "rungs": ("eager", "eager-pinned", "graph", "graph-static", *FUSED),
-    "compiled": ("compiled",),
     "int4": (INT4,),
+    "compiled": ("compiled",),
 }
 CPU_GROUPS: dict[str, tuple[str, ...]] = {"rungs": ("eager", "eager-pinned", "compiled", *OWN)}
 CONTEXTS = {"qwen2.5-7b": (2048, 16384), "llama-3.1-8b": (2048, 16384), "mistral-7b-v0.3": (2048,)}
@@ -27,7 +27,7 @@ CPU_SESSIONS = 1  # a CPU has three rungs and none of our own: enough to see the
 
 
 def ladder(req: Request, gpu: str) -> list[Task]:
-    """The ladder on `gpu`: every pass of the common rungs first, then those of the compiled and of the int4 rung.
+    """The ladder on `gpu`: every pass of the common rungs first, then those of the int4 and of the compiled rung.
 
     Within each of the three the session index is outermost.
     """

@@ -112,9 +112,7 @@ def _judge(setup: Setup, bits: int = 16) -> Callable[[str, torch.Tensor], Check]
 
         net = as_rounded(net)
     truth = reference.reference_logits(net, setup.cache, setup.token, setup.ctx)
-    for weight in net.parameters():  # and no buffer: rotary frequencies stay in fp32, as in every net that is loaded
-        weight.data = weight.data.to(setup.net.dtype)
-    eager = cells.logits_of(arms.prepare("eager", replace(past, net=net)))
+    eager = cells.logits_of(arms.prepare("eager", replace(past, net=decode.cast_weights(net, setup.net.dtype))))
     return lambda name, logits: reference.check(name, logits, eager, truth)
 
 

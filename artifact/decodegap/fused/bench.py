@@ -58,7 +58,8 @@ def start(
     meant = as_rounded(net) if bits == CODE_BITS else net
     exact = reference.reference_logits(meant, cache, token, ctx)
     with decode.backends(arms.SDPA_BACKENDS["flash"]):
-        eager = meant.bfloat16()(input_ids=token, past_key_values=cache, use_cache=True).logits[:, -1].clone()
+        rounded = decode.cast_weights(meant, torch.bfloat16)
+        eager = rounded(input_ids=token, past_key_values=cache, use_cache=True).logits[:, -1].clone()
     loaded = load(arms.Setup(net, cache, token, ctx, device), capacity=capacity, bits=bits)
     return loaded, Truth(exact, eager)
 
