@@ -6,6 +6,7 @@ from decodegap import frame, quant_results
 from decodegap.claims import Claim, Found
 from decodegap.plan import CHECK
 from decodegap.quant_catalogue import PATHS
+from decodegap.rows import sessions
 from decodegap.schema import Record
 
 
@@ -47,7 +48,7 @@ def attested(_claim: Claim, records: Sequence[Record]) -> Found | None:
         return None
     proven = sum(record.outcome == "ok" and all(seen.outputs_changed for seen in record.attestations)
                  for record in tried)  # fmt: skip
-    return Found(proven / len(tried), f"{proven} of {len(tried)} sessions")
+    return Found(proven / len(tried), f"{proven} of {sessions(len(tried))}")
 
 
 OF_ONE_GPU: dict[str, Callable[[Claim, Sequence[Record]], Found | None]] = {

@@ -13,6 +13,11 @@ def whose(store: str) -> str:
     return "" if store in ("", "shipped") else f" ({store})"
 
 
+def sessions(number: int) -> str:
+    """So many sessions, in words that agree."""
+    return f"{number} session{'' if number == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class SessionRow:
     """One arm of one session. `step_ms` is recomputed from the raw samples; None stands for what was not measured."""

@@ -118,11 +118,6 @@ def ms(value: float) -> str:
     return f"{round(value, decimals) + 0.0:.{decimals}f}"  # the sum turns a rounded -0.0 into 0.0
 
 
-def sessions(number: int) -> str:
-    """So many sessions, in words that agree."""
-    return f"{number} session{'' if number == 1 else 's'}"
-
-
 def step(row: CellRow) -> str:
     """Mean step, with the marks of sessions that did not hold still, and of the power cap if there was no loop."""
     capped = row.capped and row.sustained_ms is None  # a loop has a place of its own, and the mark belongs there
