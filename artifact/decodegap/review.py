@@ -15,6 +15,8 @@ from decodegap.verdicts import Verdict
 if TYPE_CHECKING:
     from decodegap.exhibits import View
 
+GOAL = "-goal"  # how the name of a claim ends that says what to strive for beyond what must hold
+
 
 def judged(at: Places = HERE, store: Path | None = None, gpu: str = "") -> list[Verdict]:
     """The verdicts over the shipped records, or over all that the local report of `gpu` in `store` shows."""
@@ -37,21 +39,45 @@ def _over(view: "View", at: Places) -> list[Verdict]:
     return verdicts.judge(claims.load(at.claims, view.published), view.published, *stores)
 
 
-def lines(found: Sequence[Verdict], findings: Sequence[Finding]) -> Iterator[str]:
-    """The verdicts and findings as `make verify` prints them."""
+def lines(found: Sequence[Verdict], findings: Sequence[Finding], gpu: str = "") -> Iterator[str]:
+    """The verdicts and findings as `make verify` prints them, those about `gpu`, if it has any, first."""
+    about = [verdict for verdict in found if gpu and verdict.gpu == gpu]
+    if about:
+        yield f"About {gpu}:"
+        for verdict in about:
+            yield from _verdict_lines(verdict)
+        yield "About other GPUs, the study's together, and arithmetic:"
     for verdict in found:
-        made = tables_review.claims([verdict], "")
-        row = dict(zip(made.headers, made.rows[0], strict=True))
-        whose = "paper" if verdict.claim.source == "study" else "expected"
-        yours = {"shipped": "shipped records", "imported": "imported records", "": "found"}.get(
-            verdict.basis, verdict.basis
-        )
-        yield f"{row['Claim']}: {row['Verdict']}"
-        yield (f"    {whose} {row['Expected']}, {yours} {row['Found']}, difference {row['Difference']}, "
-               f"allowed {row['Allowed']}; {verdict.detail}")  # fmt: skip
+        if verdict not in about:
+            yield from _verdict_lines(verdict)
     yield "Findings among the study's own numbers:"
     yield from (f"  {finding.text}" for finding in findings)
-    yield ", ".join(f"{number} {word}" for word, number in verdicts.count(found).items())
+    missed = missed_claims(found)
+    yield f"Not reproduced: {', '.join(verdict.claim.id for verdict in missed) or 'none'}"
+    yield _counts(found)
+    if about:
+        yield f"of these, about {gpu}: {_counts(about)}"
+
+
+def missed_claims(found: Sequence[Verdict]) -> list[Verdict]:
+    """The verdicts that say no: goals, which may be missed, behind what must hold."""
+    return sorted((v for v in found if v.word == "not reproduced"), key=lambda v: v.claim.id.endswith(GOAL))
+
+
+def _counts(found: Sequence[Verdict]) -> str:
+    return ", ".join(f"{number} {word}" for word, number in verdicts.count(found).items())
+
+
+def _verdict_lines(verdict: Verdict) -> Iterator[str]:
+    made = tables_review.claims([verdict], "")
+    row = dict(zip(made.headers, made.rows[0], strict=True))
+    whose = "paper" if verdict.claim.source == "study" else "expected"
+    yours = {"shipped": "shipped records", "imported": "imported records", "": "found"}.get(
+        verdict.basis, verdict.basis
+    )
+    yield f"{row['Claim']}: {row['Verdict']}"
+    yield (f"    {whose} {row['Expected']}, {yours} {row['Found']}, difference {row['Difference']}, "
+           f"allowed {row['Allowed']}; {verdict.detail}")  # fmt: skip
 
 
 def files(
@@ -62,7 +88,9 @@ def files(
     yield folder / "claims.md", _markdown(render.markdown(table), found, findings).encode()
     yield folder / "claims.csv", render.csv_text(table).encode()
     yield folder / "claims.tex", render.latex(table).encode()
-    yield folder / "findings.tex", _findings_latex(findings, digest).encode()
+    yield folder / "findings.tex", _items_latex([each.text for each in findings], digest).encode()
+    missed = [_missed_text(verdict) for verdict in missed_claims(found)] or ["None."]
+    yield folder / "missed.tex", _items_latex(missed, digest).encode()
     data = {
         "records": digest,
         "counts": verdicts.count(found),
@@ -90,11 +118,23 @@ def sizes(store: Path, found: Sequence[Record]) -> dict[str, int]:
 def _markdown(table: str, found: Sequence[Verdict], findings: Sequence[Finding]) -> str:
     detail = [f"- **{v.claim.id}**{f' on {v.gpu}' if v.claim.gpu == 'each' and v.gpu else ''}: {v.word}; {v.detail}. "
               f"Shown in {v.claim.shown}. Allowed because {v.claim.why}." for v in found]  # fmt: skip
+    missed = [f"- {_missed_text(verdict)}" for verdict in missed_claims(found)] or ["None."]
     tensions_text = [f"- {finding.text}" for finding in findings]
-    heads = ("", "## Findings among the study's own numbers", "", *tensions_text, "", "## Claim by claim", "", *detail)
+    heads = (
+        *("", "## Not reproduced", "", *missed),
+        *("", "## Findings among the study's own numbers", "", *tensions_text),
+        *("", "## Claim by claim", "", *detail),
+    )
     return "\n".join([table.rstrip("\n"), *heads, ""])
 
 
-def _findings_latex(findings: Sequence[Finding], digest: str) -> str:
-    items = [rf"\item {render.latex_escape(finding.text)}" for finding in findings]
+def _missed_text(v: Verdict) -> str:
+    """A claim that is not reproduced, in a sentence: what was asked, what was found, and what the records say of it."""
+    made = tables_review.claims([v], "")
+    row = dict(zip(made.headers, made.rows[0], strict=True))
+    return f"{row['Claim']} ({v.claim.id}): {row['Found']}, allowed {row['Allowed']}; {v.detail}."
+
+
+def _items_latex(texts: Sequence[str], digest: str) -> str:
+    items = [rf"\item {render.latex_escape(text)}" for text in texts]
     return "\n".join([f"% records {digest}", r"\begin{itemize}", *items, r"\end{itemize}", ""])

@@ -20,7 +20,7 @@ def verify(ctx: "Context") -> None:
         raise BadInputError(f"STRICT: {strict[:80]!r}; give 1 to fail on a claim that is not reproduced")
     found = review.judged(HERE, ctx.store, ctx.gpu.slug)
     findings = tensions.findings(published.load(HERE.published))
-    print("\n".join(review.lines(found, findings)))
+    print("\n".join(review.lines(found, findings, ctx.gpu.slug)))
     for path in report.rebuild_claims(ctx.gpu.slug, ctx.store, found, findings):
         print(os.path.relpath(path))
     failed = [verdict for verdict in found if verdict.word == verdicts.WORDS[1]]

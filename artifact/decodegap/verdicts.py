@@ -17,6 +17,7 @@ from decodegap.errors import NotMeasuredError
 from decodegap.measures import Evidence
 from decodegap.published import Published
 from decodegap.rows import Store
+from decodegap.rows import sessions as count_sessions
 from decodegap.schema import Record
 
 Word = Literal["reproduced", "not reproduced", "consistent with prediction", "not measured here"]
@@ -114,11 +115,24 @@ def _verdict(
     guess = predicted.get((gpu, claim.model or "", claim.ctx or 0, quantity or ""))
     if guess is None:
         return Verdict(claim, gpu, "not measured here", None, None, None, "", needed)
-    if guess.low <= claim.expected <= guess.high and claim.holds(guess.mid):  # a wide range alone agrees with anything
+    failed = _disagreements(claim, guess)
+    if not failed:
         text = f"predicted {guess.low:.3g} to {guess.high:.3g}; {needed}"
         return Verdict(claim, gpu, "consistent with prediction", guess.mid, guess.low, guess.high, "predicted", text)
-    text = f"the model predicts {guess.mid:.4g} ({guess.low:.4g} to {guess.high:.4g}), which does not agree; {needed}"
-    return Verdict(claim, gpu, "not measured here", guess.mid, guess.low, guess.high, "predicted", text)
+    text = f"the model predicts {guess.mid:.4g} ({guess.low:.4g} to {guess.high:.4g}), which does not agree: {failed}"
+    return Verdict(claim, gpu, "not measured here", guess.mid, guess.low, guess.high, "predicted", f"{text}; {needed}")
+
+
+def _disagreements(claim: Claim, guess: predict.Prediction) -> str:
+    """Which of the two conditions of agreeing with a prediction fail, in words; a wide range alone agrees with all."""
+    failed = []
+    if not guess.low <= claim.expected <= guess.high:
+        failed.append(f"the expected {claim.expected:.4g} is outside that range")
+    if not claim.holds(guess.mid):
+        low, high = claim.limits()
+        allowed = [f"{word} {limit:.4g}" for word, limit in (("at least", low), ("at most", high)) if limit is not None]
+        failed.append(f"its middle {guess.mid:.4g} is not what is allowed, {' and '.join(allowed)}")
+    return ", and ".join(failed)
 
 
 def what_it_takes(claim: Claim, gpu: str, evidence: Evidence, sessions: int = 0) -> str:
@@ -151,9 +165,13 @@ def _minutes(claim: Claim, gpu: str, evidence: Evidence, sessions: int) -> str:
         return "minutes unknown, because no session of it is recorded yet"
     asked = plan.request(gpu=gpu, models=claim.model or "", contexts=claim.ctx or "", sessions=sessions or "")
     each_s = statistics.median(sum(record.durations_s.values()) for record in known)
-    count = len(experiment.PLANS[claim.experiment](asked, gpu))
+    make_plan = experiment.PLANS[claim.experiment]
+    tasks, usual = make_plan(asked, gpu), {task.cell for task in make_plan(plan.request(gpu=gpu), gpu)}
+    more = sum(task.cell not in usual for task in tasks)  # a plan narrowed to a cell has the int4 rung for it, too
+    added = f", {more} of them of a rung that the whole plan does not ask of this cell" if more else ""
     where = ", ".join(sorted({record.cell.gpu for record in known}))
-    return f"about {math.ceil(count * each_s / 60)} min ({count} sessions of {each_s:.0f} s, as on {where})"
+    minutes = math.ceil(len(tasks) * each_s / 60)
+    return f"about {minutes} min ({count_sessions(len(tasks))} of {each_s:.0f} s, as on {where}{added})"
 
 
 def _a(gpu: str) -> str:
@@ -181,8 +199,11 @@ def _predicted_order(
     found = [each for each in wanted if each is not None]
     if len(found) < len(cards):
         return None
-    falls = float(all(a.mid > b.mid for a, b in pairwise(found)))
-    text = "predicted " + " > ".join(f"{each.gpu} {each.mid:.3f} ({each.low:.2f} to {each.high:.2f})" for each in found)
-    if all(a.low > b.high for a, b in pairwise(found)):
-        return "consistent with prediction", falls, text
-    return "not measured here", falls, f"{text}: these ranges overlap or rise, so the model predicts no such order"
+    falls = all(a.mid > b.mid for a, b in pairwise(found))
+    text = "predicted " + ", ".join(f"{each.gpu} {each.mid:.3f} ({each.low:.2f} to {each.high:.2f})" for each in found)
+    unsettled = [f"{a.gpu} and {b.gpu}" for a, b in pairwise(found) if a.low <= b.high]
+    if not unsettled:
+        return "consistent with prediction", float(falls), text
+    middles = "the middles fall" if falls else "the middles do not all fall"
+    ranges = f"the ranges of {', and those of '.join(unsettled)} overlap or rise, so the model settles no order"
+    return "not measured here", float(falls), f"{text}: {middles}, and {ranges}"
