@@ -6,6 +6,7 @@
 Old interpreters read this file too, so it keeps to syntax that every Python 3 knows.
 """
 
+import signal
 import sys
 
 OLDEST, NEWEST = (3, 11), (3, 13)  # requires-python in pyproject.toml; the test suite compares them
@@ -64,6 +65,7 @@ def complaint(arguments):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback; make says the rest
     line = complaint(sys.argv[1:])
     if line:
         sys.stderr.write("decode-gap: %s\n" % line)

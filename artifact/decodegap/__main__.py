@@ -2,6 +2,11 @@
 
 import sys
 
-from decodegap.cli import main
+try:
+    from decodegap.cli import main
 
-sys.exit(main())
+    code = main()
+except KeyboardInterrupt:  # while its own modules are loaded
+    print("decode-gap: stopped before anything was begun", file=sys.stderr)
+    code = 130
+sys.exit(code)

@@ -1,10 +1,12 @@
 """How a notebook is run: papermill with this interpreter's kernel, progress shown, the result as .ipynb and HTML."""
 
+import asyncio
 import contextlib
 import json
 import logging
 import os
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -44,16 +46,17 @@ def run(name: str, parameters: dict[str, Any], folder: Path, store: Path) -> Pat
     records.write_atomically(executed, b"")  # says at once, in one line, if the folder cannot be written
     with _relay(), _sockets() as sockets, _environment(store):
         try:
-            papermill.execute_notebook(
-                HERE.notebooks / f"{name}.ipynb",
-                executed,
-                parameters=parameters,
-                kernel_name="python3",
-                progress_bar=False,
-                log_output=True,
-                cwd=HERE.notebooks,
-                config=Config({"KernelManager": sockets}),
-            )
+            with _stoppable():
+                papermill.execute_notebook(
+                    HERE.notebooks / f"{name}.ipynb",
+                    executed,
+                    parameters=parameters,
+                    kernel_name="python3",
+                    progress_bar=False,
+                    log_output=True,
+                    cwd=HERE.notebooks,
+                    config=Config({"KernelManager": sockets}),
+                )
         except PapermillExecutionError as error:
             ours = getattr(errors, error.ename, None)
             if isinstance(ours, type) and issubclass(ours, DecodeGapError):
@@ -118,6 +121,47 @@ def _sockets() -> Iterator[dict[str, str]]:
         if len(f"{at}-00000") < SOCKET_PATH_MAX:
             settings["ip"] = str(at)
         yield settings
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM stop a notebook between two steps of nbclient's event loop, then raise KeyboardInterrupt.
+
+    Raised inside a step, as Python does it, the interrupt stays in whichever task was running, and asyncio prints a
+    traceback of it when that task is dropped. A second signal changes nothing: ending the kernel takes seconds at most.
+    """
+    from jupyter_core.utils import ensure_event_loop
+
+    loop, came = ensure_event_loop(), asyncio.Event()
+
+    def stop() -> None:
+        if not came.is_set():
+            came.set()
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+
+    # A signal that is ignored (a job in the background) or ends the process at once stays as it is.
+    ours = {sent: was for sent in (signal.SIGINT, signal.SIGTERM) if callable(was := signal.getsignal(sent))}
+    for sent in ours:
+        loop.add_signal_handler(sent, stop)
+    try:
+        yield
+    finally:
+        loop.run_until_complete(_drop_tasks())
+        for sent, was in ours.items():
+            loop.remove_signal_handler(sent)
+            signal.signal(sent, was)
+        if came.is_set():
+            raise KeyboardInterrupt
+
+
+async def _drop_tasks() -> None:
+    """Cancel what else is left in this loop and see it end."""
+    await asyncio.sleep(0)  # time for a signal that came after the last step
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 @contextlib.contextmanager

@@ -117,7 +117,7 @@ def _one_run(campaign: Campaign, kills: int, dice: random.Random, account: Accou
             with contextlib.suppress(psutil.Error):
                 sessions[0].wait(10)
             account.half_written += bool(list(campaign.store.glob("*/*/.*.partial")))
-        _wait_for_lock(campaign.store)
+        wait_for_lock(campaign.store)
         said.seek(0)
         text = said.read().decode()
     assert "Traceback" not in text, text[-3000:]
@@ -149,7 +149,7 @@ def _bad(store: Path) -> list[str]:
     return found
 
 
-def _wait_for_lock(store: Path) -> None:
+def wait_for_lock(store: Path) -> None:
     """Wait until nobody holds the store: what a killed run started must end by itself, and soon."""
     deadline = time.monotonic() + 20
     path = store / ".lock"
