@@ -1,16 +1,18 @@
 """What a user sees at the command line: modes, status, replay, and one clear line for a mistake."""
 
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 from conftest import FakeNvml, card
 from factory import record, write
 
-from decodegap import cli, records, webpage
+from decodegap import cli, records, typeset, webpage
 from decodegap.paths import HERE, Places
 
 H100 = card(name="NVIDIA H100 80GB HBM3", memory_mib=81559, bus_width=5120, max_memory_clock=2619)
@@ -143,6 +145,49 @@ def test_a_part_of_the_bundle_that_is_gone_is_one_line(
     monkeypatch.setitem(cli.VERBS, "paper", lambda _ctx: webpage.build(Places(tmp_path)))
     assert cli.main(["paper"]) == 2
     assert "abstract_en.tex: No such file or directory; restore it with git" in capsys.readouterr().err
+
+
+def reproduced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, programs: Mapping[str, str], **env: str) -> int:
+    """Replay with these programs on the PATH and no others; what the notebook rebuilds is left as it is."""
+    for name in ("GPU", "MODELS", "CONTEXTS", "SESSIONS", "EXPERIMENTS", "WEIGHTS", "REQUIRE", "RESULTS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    for name, value in {"GPU": "h100", "RESULTS": str(tmp_path / "store"), "PATH": str(tmp_path), **env}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(cli.execute, "run", lambda *_: None)
+    paper = Places(tmp_path / "checkout").paper
+    shutil.copytree(HERE.paper, paper, ignore=shutil.ignore_patterns("build"))
+    (paper / "main.pdf").write_text("of older tables")
+    monkeypatch.setattr(webpage, "build", lambda: paper / "paper.html")
+    monkeypatch.setattr(typeset, "pdf", partial(typeset.pdf, at=Places(tmp_path / "checkout")))
+    return cli.main(["reproduce"])
+
+
+def test_a_tex_that_breaks_is_said_last_and_fails_once_everything_else_is_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    programs = {"lualatex": "exit 9", "latexmk": "echo ! LaTeX Error: no such thing >build/main.log; exit 12"}
+    assert reproduced(monkeypatch, tmp_path, programs, REQUIRE="measured") == 1
+    said = capsys.readouterr()
+    assert "Files:" in said.out
+    first, last = said.err.splitlines()
+    assert first == (
+        "decode-gap: no PDF, while everything else is there: paper/main.tex: LaTeX Error: no such thing; "
+        "see paper/build/main.log"
+    )
+    assert last.startswith("decode-gap: REQUIRE=measured: ")
+    assert not (tmp_path / "checkout/paper/main.pdf").exists()
+
+
+def test_without_tex_a_replay_is_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert reproduced(monkeypatch, tmp_path, {"lualatex": "exit 9"}) == 0
+    said = capsys.readouterr()
+    assert f"no PDF: latexmk is not installed ({typeset.INSTALL})" in said.out
+    assert said.err == ""
 
 
 def test_a_card_that_only_local_records_know_has_a_name(fake_nvml: FakeNvml, tmp_path: Path) -> None:

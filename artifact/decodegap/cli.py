@@ -1,12 +1,13 @@
 """What `python -m decodegap VERB` does: a thin wrapper that reads make's settings from the environment."""
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from decodegap.errors import (
 from decodegap.gpus import Device, Gpu
 from decodegap.paths import HERE, imported
 from decodegap.plan import Request, Task
+from decodegap.typeset import TypesetError
 
 
 @dataclass(frozen=True)
@@ -123,19 +125,30 @@ def measure(ctx: Context) -> None:
 
 def reproduce(ctx: Context) -> None:
     """Measure if the GPU is here, else replay; rebuild the paper's tables and figures; say what stands where."""
-    unfinished: NotMeasuredError | None = None
+    failed: list[DecodeGapError] = []
     if ctx.measurable:
-        try:
+        with _kept_for_the_end(failed):
             measure(ctx)
-        except NotMeasuredError as error:
-            unfinished = error
     execute.run(
         "05_paper", {"gpu": ctx.gpu.slug, "results": str(ctx.store)}, ctx.store / ctx.gpu.slug / "notebooks", ctx.store
     )
-    verbs_review.document_if_possible()
-    summary(ctx)
-    if unfinished:
-        raise unfinished
+    with _kept_for_the_end(failed):
+        verbs_review.document()
+    with _kept_for_the_end(failed):
+        summary(ctx)
+    for error in failed[:-1]:
+        print(f"decode-gap: {error}", file=sys.stderr)
+    if failed:
+        raise failed[-1]
+
+
+@contextlib.contextmanager
+def _kept_for_the_end(failed: list[DecodeGapError]) -> Iterator[None]:
+    """Note in `failed` that something is not measured or cannot be typeset: what follows is worth having without it."""
+    try:
+        yield
+    except (NotMeasuredError, TypesetError) as error:
+        failed.append(error)
 
 
 def summary(ctx: Context) -> None:

@@ -14,6 +14,8 @@ DEBIAN_PACKAGES = (
     "latexmk texlive-luatex texlive-latex-recommended texlive-lang-korean fonts-nanum texlive-fonts-recommended"
 )
 INSTALL = f"Debian: apt-get install {DEBIAN_PACKAGES}"
+LONGEST_S = 900
+NO_PDF = "no PDF, while everything else is there"
 SYSTEM_FONTS = "/usr/share/fonts"
 TEX_FILES = ("main.tex", "abstract_en.tex", "abstract_ko.tex", "appendix.tex")
 MACRO = re.compile(r"\\([A-Za-z]+)")
@@ -50,14 +52,20 @@ def pdf(epoch_s: int, at: Places = HERE) -> Path:
     }
     command = ["latexmk", "-norc", "-g", "-lualatex", "-bibtex", "-halt-on-error", "-interaction=nonstopmode",
                "-file-line-error", "-output-directory=build", "main.tex"]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=at.paper, env=env, capture_output=True, text=True, errors="replace", check=False, timeout=900
-    )
+    target = at.paper / "main.pdf"
+    for older in (target, build / "main.log"):  # a PDF that would pass for that of newer tables, an error long mended
+        older.unlink(missing_ok=True)
+    try:
+        done = subprocess.run(
+            command, cwd=at.paper, env=env, capture_output=True, text=True, errors="replace", check=False,
+            timeout=LONGEST_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise TypesetError(f"{NO_PDF}: latexmk did not end within {LONGEST_S} s; see paper/build/main.log") from None
     if done.returncode:
         error = _first_error(build / "main.log", done.stdout)
         way_out = INSTALL if "not found" in error or "cannot be found" in error else "see paper/build/main.log"
-        raise TypesetError(f"paper/main.tex: {error}; {way_out}")
-    target = at.paper / "main.pdf"
+        raise TypesetError(f"{NO_PDF}: paper/main.tex: {error}; {way_out}")
     shutil.copyfile(build / "main.pdf", target)
     return target
 

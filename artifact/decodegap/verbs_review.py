@@ -57,18 +57,11 @@ def paper(ctx: "Context") -> None:
     document()
 
 
-def document_if_possible() -> None:
-    """The same at the end of a longer run, which a broken TeX does not fail."""
-    from decodegap.typeset import TypesetError
-
-    try:
-        document()
-    except TypesetError as error:
-        print(f"no PDF: {error}")
-
-
 def document() -> None:
-    """Build the HTML paper, and the PDF where TeX is; say which packages it needs where it is not."""
+    """Build the HTML paper, and the PDF where TeX is; say which packages it needs where it is not.
+
+    Raises `TypesetError` if TeX is there and breaks, once the page is built.
+    """
     from decodegap import report, typeset, webpage
 
     print(os.path.relpath(webpage.build()))
