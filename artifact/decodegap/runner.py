@@ -19,6 +19,7 @@ from decodegap.plan import Task, task_to_json
 from decodegap.schema import Record
 
 DEADLINE_S = 900.0  # a session takes seconds; one that hangs this long will not come back
+FIRST_WORD_S = 30.0  # a session that takes longer is not silent: most take less, and their end is said anyway
 ATTEMPTS = 3  # a session that dies or is void is measured again this often in all
 ASIDE = "aside"
 SESSION = "decodegap.session"
@@ -44,6 +45,7 @@ class Attempt:
     device: gpus.Device | None
     deadline_s: float
     module: str
+    waiting: Callable[[float], None]  # told now and then how many seconds the session runs already
 
 
 def run(
@@ -73,7 +75,11 @@ def run(
         began, done = time.monotonic(), 0
         while missing and not report.unfit:
             task, *others = missing
-            text = _measure(Attempt(task, store, device, deadline_s, module), report, attempts)
+
+            def waiting(seconds: float, task: Task = task, done: int = done, total: int = done + len(missing)) -> None:
+                say(progress.line(done, total, f"{name(task)}: {progress.duration(seconds)} so far"))
+
+            text = _measure(Attempt(task, store, device, deadline_s, module, waiting), report, attempts)
             missing, done = [other for other in others if not refused(other, store)], done + 1
             left = (time.monotonic() - began) / done * len(missing)
             rest = f"; about {progress.duration(left)} left" if left >= 1 else ""
@@ -225,9 +231,10 @@ def _session(attempt: Attempt) -> str:
             start_new_session=True,
         )
         try:
-            with contextlib.suppress(BrokenPipeError):
-                process.communicate(task_to_json(attempt.task), timeout=attempt.deadline_s)
-            process.wait(timeout=attempt.deadline_s)
+            if process.stdin:
+                with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+                    stdin.write(task_to_json(attempt.task))  # far less than a pipe holds, so nothing waits here
+            _wait(process, attempt)
         except subprocess.TimeoutExpired:
             return f"no result within {progress.duration(attempt.deadline_s)}, so it was ended"
         finally:
@@ -240,6 +247,18 @@ def _session(attempt: Attempt) -> str:
     if process.returncode < 0:
         return f"ended by {signal.Signals(-process.returncode).name}" + _perhaps_memory(process.returncode)
     return f"exit code {process.returncode}: {tail}"
+
+
+def _wait(process: "subprocess.Popen[str]", attempt: Attempt) -> None:
+    """Wait for the session's end, saying now and then that it goes on. Raises `TimeoutExpired` at its deadline."""
+    began, pause = time.monotonic(), FIRST_WORD_S
+    while (left := began + attempt.deadline_s - time.monotonic()) > pause:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=pause)
+            return
+        attempt.waiting(time.monotonic() - began)
+        pause *= 2
+    process.wait(timeout=max(left, 0))
 
 
 def _perhaps_memory(returncode: int) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,9 +44,15 @@ def resumed(asked: list[plan.Task], store: Path) -> list[str]:
     return wrong(asked, store)
 
 
-def test_a_hung_session_ends_with_all_that_it_started(tmp_path: Path, faults: Ledger) -> None:
+def test_a_hung_session_ends_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: Ledger
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(runner, "FIRST_WORD_S", 0.3)
     with pytest.raises(NotMeasuredError, match="no result within 1 s, so it was ended") as caught:
-        runner.run(tasks()[:1], tmp_path, say=quiet, deadline_s=1.2, attempts=2, module="faults.hung_session")
+        runner.run(tasks()[:1], tmp_path, say=said.append, deadline_s=1.2, attempts=2, module="faults.hung_session")
+    going_on = "[0/1] tiny-llama ctx 8 eager session 1: "
+    assert len([text for text in said if text.startswith(going_on) and text.endswith("s so far")]) >= 2, said
     left = [each for each in psutil.process_iter() if "decode-gap hung child" in " ".join(command_of(each))]
     assert psutil.wait_procs(left, timeout=5)[1] == []
     faults.check("a session that hangs, deaf to SIGTERM, with a child", caught.value, wrong=resumed(tasks(), tmp_path))
@@ -56,6 +63,16 @@ def command_of(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def test_a_long_session_is_not_silent_and_still_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(runner, "FIRST_WORD_S", 0.05)
+    asked = tasks()
+    runner.run(asked, tmp_path, say=said.append, module=QUICK)
+    assert wrong(asked, tmp_path) == []
+    assert said[0].startswith("[0/2] tiny-llama ctx 8 eager session 1: 0 s so far")
+    assert [text[:5] for text in said if "so far" not in text] == ["[1/2]", "[2/2]"]
 
 
 def test_a_device_error_ends_one_session_and_not_the_run(tmp_path: Path, faults: Ledger) -> None:
@@ -103,6 +120,10 @@ def test_without_a_compiler_the_compiled_arm_is_unsupported(
     runner.run(asked, tmp_path / "store", say=said.append)
     record = records.load(records.path_of(tmp_path / "store", cell, 1))
     assert (record.outcome, record.series) == ("unsupported", [])
+    (reason,) = record.reasons
+    cause = r"InvalidCxxCompiler: No working .{10,100}no-such-compiler'\)"
+    assert re.fullmatch(rf"torch\.compile cannot build the step here: {cause}", reason)
+    assert said[-1].endswith(f"unsupported: {reason}")
     assert len(said[-1].splitlines()) == 1
     faults.check("no compiler for the compiled arm", said[-1].split(": ", 1)[1])
 
