@@ -15,6 +15,9 @@ from decodegap.errors import BadRecordError, StoreError
 from decodegap.schema import SCHEMA_VERSION, Cell, Record, canonical
 
 MANIFEST = "MANIFEST.sha256"
+# What helps where a record is bad: after another way out, so neither is an order.
+RESTORED = "git has the shipped one"
+MOVED_AWAY = "once it is moved away, `make measure` or `make import` brings another"
 
 
 def content_hash(data: dict[str, Any]) -> str:
@@ -110,11 +113,15 @@ def load_shipped(results: Path, gpu: str) -> list[Record]:
 def load_all(store: Path, gpu: str) -> list[Record]:
     """Every record of `gpu` in `store`; raise on the first bad, misplaced or (where there is one) unlisted one."""
     listed = _manifest(store / gpu / MANIFEST)
+    way_out = RESTORED if listed is not None else MOVED_AWAY
     records, seen = [], set()
     for path in files(store, gpu):
-        record = load(path)
+        try:
+            record = load(path)
+        except BadRecordError as error:
+            raise BadRecordError(f"{error}; {way_out}") from None
         if path_of(store, record.cell, record.session) != path:
-            raise BadRecordError(f"{path}: holds the record of {record.cell.file_name(record.session)}")
+            raise BadRecordError(f"{path}: holds the record of {record.cell.file_name(record.session)}; {way_out}")
         name = path.relative_to(store / gpu).as_posix()
         if listed is not None and listed.get(name) != hashlib.sha256(path.read_bytes()).hexdigest():
             raise BadRecordError(f"{path}: not what {MANIFEST} lists; restore it with git, or publish again")

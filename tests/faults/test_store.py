@@ -3,18 +3,20 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from factory import grid, record
 from faults.ledger import Ledger
 from faults.test_sessions import QUICK, quiet, resumed, tasks, wrong
 
-from decodegap import frame, plan, published, records, render, runner, tables
+from decodegap import frame, locks, plan, published, records, render, runner, tables
 from decodegap.errors import BadInputError, BadRecordError, StoreError, UnsupportedError
 from decodegap.paths import HERE
 
@@ -67,6 +69,9 @@ def test_a_disk_that_fills_up_costs_the_session_in_flight(tmp_path: Path, faults
             runner.run(asked, store, say=fill_after_the_first, module=QUICK)
         before = contents(store)
         assert len(before) == 1
+        with pytest.raises(StoreError, match="No space left on device"):
+            records.write_atomically(next(records.files(store, "cpu")), bytes(2**20))
+        assert contents(store) == before, "what cannot be replaced stays"
         assert not list(store.rglob("*.partial"))
         (disk / "filler").unlink()
         bad = resumed(asked, store)
@@ -140,6 +145,7 @@ def test_a_damaged_record_is_kept_aside_and_measured_again(
     with pytest.raises(BadRecordError) as refused:
         records.load_all(tmp_path, "cpu")
     assert len(str(refused.value).splitlines()) == 1
+    assert str(refused.value).endswith("once it is moved away, `make measure` or `make import` brings another")
     said: list[str] = []
     runner.run(asked, tmp_path, say=said.append, module=QUICK)
     assert told in said[0]
@@ -147,8 +153,16 @@ def test_a_damaged_record_is_kept_aside_and_measured_again(
     faults.check(fault, said[0], lost=lost(whole, tmp_path), wrong=wrong(asked, tmp_path))
 
 
-@pytest.mark.parametrize("fault", ["changed", "gone", "extra", "swapped"])
-def test_a_manifest_that_disagrees_stops_every_reader(tmp_path: Path, faults: Ledger, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("changed", "_s1.json: not what MANIFEST.sha256 lists"),
+        ("gone", "_s2.json: listed in MANIFEST.sha256 but not there"),
+        ("extra", "_s3.json: not what MANIFEST.sha256 lists"),
+        ("swapped", "_s1.json: holds the record of qwen2.5-7b_2048_eager_s2.json"),
+    ],
+)
+def test_a_manifest_that_disagrees_stops_every_reader(tmp_path: Path, faults: Ledger, fault: str, told: str) -> None:
     first, second = (records.write(record(session=n), tmp_path) for n in (1, 2))
     (tmp_path / "h200" / records.MANIFEST).write_text(records.manifest_text(tmp_path, "h200"))
     assert len(records.load_all(tmp_path, "h200")) == 2
@@ -160,28 +174,53 @@ def test_a_manifest_that_disagrees_stops_every_reader(tmp_path: Path, faults: Le
         records.write(record(session=3), tmp_path)
     else:
         first.rename(tmp_path / "x"), second.rename(first), (tmp_path / "x").rename(second)
-    with pytest.raises(BadRecordError, match=r"MANIFEST|holds the record of") as caught:
+    with pytest.raises(BadRecordError, match=re.escape(told)) as caught:
         records.load_all(tmp_path, "h200")
     faults.check(f"a manifest that disagrees ({fault})", caught.value)
 
 
 def test_two_runs_at_once(tmp_path: Path, faults: Ledger) -> None:
-    asked = tasks(sessions=3)
-    code = (
+    asked, store = tasks(sessions=3), tmp_path / "store"
+    (tmp_path / "run.py").write_text(
         "import sys; from pathlib import Path; from decodegap import runner; from faults.test_sessions import tasks\n"
         f"runner.run(tasks(sessions=3), Path(sys.argv[1]), module={QUICK!r})\n"
     )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    first = subprocess.Popen(command, env=runner.environment(None), stdout=subprocess.PIPE, text=True)
+    (tmp_path / "Makefile").write_text(f"measure:\n\t@'{sys.executable}' run.py store\n")
+    store.mkdir()
+    (store / ".lock").write_text("process 999999, `make measure`, of which nothing is left\n")
+    command = ["make", "measure", "GPU=cpu"]
+    env = runner.environment(None)
+    first = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
     assert first.stdout
     assert first.stdout.readline().startswith("[1/6]")
-    with pytest.raises(StoreError, match=rf"another run \(process {first.pid}\) is measuring") as caught:
-        runner.run(asked, tmp_path, say=quiet, module=QUICK)
-    with pytest.raises(StoreError, match="this machine"):
+    (measuring,) = (each.pid for each in psutil.Process(first.pid).children() if "run.py" in each.cmdline())
+    holder = rf"process {first.pid}, `make measure GPU=cpu`, measuring in process {measuring}"
+    with pytest.raises(StoreError, match=rf"^another run \({holder}\) is measuring with this results folder") as caught:
+        runner.run(asked, store, say=quiet, module=QUICK)
+    with pytest.raises(StoreError, match=rf"^another run \({holder}\) is measuring with this machine"):
         runner.run(asked, tmp_path / "elsewhere", say=quiet, module=QUICK)
     assert first.wait(60) == 0
     first.stdout.close()
-    faults.check("two runs at once", caught.value, wrong=wrong(asked, tmp_path))
+    faults.check("two runs at once", caught.value, wrong=wrong(asked, store))
+
+
+@pytest.mark.parametrize(
+    ("chain", "told"),
+    [
+        ([(9, []), (1, ["init"])], "process 9"),
+        ([(9, ["/x/python", "-m", "decodegap", "measure"]), (4, ["bash"])], "process 9, `python -m decodegap measure`"),
+        (
+            [(9, ["python", "-m", "ipykernel_launcher"]), (7, ["/x/python3", "-m", "decodegap", "measure"])],
+            "process 7, `python3 -m decodegap measure`, measuring in process 9",
+        ),
+        (
+            [(9, ["python"]), (7, ["p", "-m", "decodegap", "x"]), (6, ["/bin/make", "x"]), (5, ["make", "test"])],
+            "process 6, `make x`, measuring in process 9",
+        ),
+    ],
+)
+def test_a_run_is_described_by_what_somebody_started(chain: list[tuple[int, list[str]]], told: str) -> None:
+    assert locks.described(chain) == told
 
 
 def test_a_stale_lock_is_no_lock(tmp_path: Path, faults: Ledger) -> None:
