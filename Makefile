@@ -171,6 +171,8 @@ anatomy: ## where one cell's step goes, measured now: MODEL= CTX= ARM= TRACE=1
 
 .PHONY: kernels
 kernels: ## compile the quantised paths' kernels for this machine's card, once (measuring does it too)
+	@$(call need,analysis)
+	@"$$PY" -m decodegap mode --on-a-card >/dev/null
 	@$(call need,analysis measure)
 	@$(kernels)
 	@"$$PY" -m decodegap.quant_kernels
@@ -178,14 +180,14 @@ kernels: ## compile the quantised paths' kernels for this machine's card, once (
 .PHONY: tune
 tune: ## the fastest tiles of the fused step on this card: MODEL= CTX= SECONDS=120 KERNELS= BITS=16 WRITE=1
 	@$(call need,analysis)
-	@"$$PY" -m decodegap mode --must-measure >/dev/null
+	@"$$PY" -m decodegap mode --must-measure --on-a-card >/dev/null
 	@$(call need,analysis measure)
 	@"$$PY" -m decodegap tune
 
 .PHONY: bench-kernels
 bench-kernels: ## each kernel of the fused step: bytes, time, bandwidth, target, registers: MODEL= CTX= BITS=16
 	@$(call need,analysis)
-	@"$$PY" -m decodegap mode --must-measure >/dev/null
+	@"$$PY" -m decodegap mode --must-measure --on-a-card >/dev/null
 	@$(call need,analysis measure)
 	@"$$PY" -m decodegap bench-kernels
 

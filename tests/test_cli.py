@@ -94,6 +94,16 @@ def test_measuring_on_another_card_is_refused(fake_nvml: FakeNvml, cards: list[d
         assert done.stderr.count("\n") == 1
 
 
+def test_kernels_are_refused_without_a_card_and_not_with_one(fake_nvml: FakeNvml) -> None:
+    for gpu, found in (("auto", "none was found"), ("h200", "none was found"), ("cpu", "none was found")):
+        done = run("mode", "--on-a-card", env=fake_nvml.env(GPU=gpu))
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert f"this compiles kernels for an NVIDIA GPU, and {found}" in done.stderr
+    fake_nvml.cards(card())
+    assert run("mode", "--on-a-card", env=fake_nvml.env(GPU="auto")).returncode == 0
+    assert "GPU=cpu was asked for" in run("mode", "--on-a-card", env=fake_nvml.env(GPU="cpu")).stderr
+
+
 def test_an_old_card_is_unsupported(fake_nvml: FakeNvml) -> None:
     fake_nvml.cards(card(name="Tesla T4", capability="7.5", cuda_cores=2560))
     done = run("mode", "--must-measure", env=fake_nvml.env(GPU="auto"))

@@ -218,7 +218,7 @@ def test_sources_of_kernels_come_where_a_compiler_is_and_stop_nothing(clone: Pat
     assert last in calls(clone)[-1]
 
 
-@pytest.mark.parametrize("target", ["measure", "reproduce"])
+@pytest.mark.parametrize("target", ["measure", "reproduce", "kernels", "tune", "bench-kernels"])
 def test_bad_input_ends_before_anything_large_is_installed(clone: Path, target: str) -> None:
     put_python(clone)
     refused = make(clone, target, "GPU=h100", FAKE_MODE="measure", FAKE_MODE_EXIT="2")

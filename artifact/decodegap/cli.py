@@ -19,6 +19,7 @@ from decodegap.errors import (
     NotFitError,
     NotMeasuredError,
     StoreError,
+    UnsupportedError,
     WrongGpuError,
 )
 from decodegap.gpus import Device, Gpu
@@ -91,10 +92,13 @@ def tasks(ctx: Context) -> list[Task]:
     return [task for name in ctx.experiments for task in experiment.PLANS[name](ctx.request, ctx.gpu.slug)]
 
 
-def mode(ctx: Context, *, must_measure: bool = False) -> None:
-    """Print `measure` or `replay`, so that make knows which packages are needed."""
+def mode(ctx: Context, *, must_measure: bool = False, on_a_card: bool = False) -> None:
+    """Print `measure` or `replay`, so that make knows which packages are needed; refuse what cannot be done here."""
     if must_measure:
         gpus.require(ctx.request.gpu, ctx.devices)
+    if on_a_card and (not ctx.devices or ctx.gpu.slug == "cpu"):
+        found = "GPU=cpu was asked for" if ctx.devices else "none was found (no driver, or none visible)"
+        raise UnsupportedError(f"this compiles kernels for an NVIDIA GPU, and {found}; nothing was installed for it")
     tasks(ctx)
     print("measure" if ctx.measurable else "replay")
     print(f"decode-gap: {_here(ctx)}", file=sys.stderr)
@@ -296,12 +300,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="decodegap", description="Settings are environment variables: see make help")
     parser.add_argument("verb", choices=["mode", *VERBS])
     parser.add_argument("--must-measure", action="store_true", help="mode only: fail if the GPU is not here")
+    parser.add_argument("--on-a-card", action="store_true", help="mode only: fail if there is no GPU")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's way of saying Ctrl-C
     try:
         ctx = context(os.environ)
         if args.verb == "mode":
-            mode(ctx, must_measure=args.must_measure)
+            mode(ctx, must_measure=args.must_measure, on_a_card=args.on_a_card)
         else:
             VERBS[args.verb](ctx)
     except DecodeGapError as error:
