@@ -14,6 +14,10 @@ from typing import Any
 
 import pytest
 
+# One thread a process: at these sizes more of them only wait for one another, four times as long where the cores are
+# busy. Sessions and kernels inherit it. It is read when torch is imported, so it is set before anything is.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 ROOT = Path(__file__).resolve().parents[1]
 DRIVER = {"driver": "580.95.05", "cuda": 13010}
 # What NVML says of an H200 on an idle, healthy machine; the tests change single values.
@@ -96,10 +100,17 @@ def _lines(values: dict[str, Any]) -> list[str]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _locks_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests lock a machine of their own, so that they neither wait for a measurement nor pass for one."""
+    """Tests lock a machine of their own, so that they neither wait for a measurement nor pass for one.
+
+    What torch compiles for one of them, the others find: each worker of a run has folders of its own, below one.
+    """
     folder = str(tmp_path_factory.mktemp("locks"))
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared / "inductor"))
         patch.setattr(tempfile, "tempdir", folder)
         yield
 

@@ -1,6 +1,5 @@
 """Whether a session of the graphs experiment records pairs, checks and their failures; real sessions on tiny models."""
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ import stepping
 import torch
 from factory import record
 
-from decodegap import arms, cells, graphs, plan, records, runner
+from decodegap import arms, cells, graphs, plan, records
 from decodegap.arms import Setup, Step
 from decodegap.cells import Pairing
 from decodegap.plan import Task
@@ -25,40 +24,6 @@ def tasks(**given: object) -> list[Task]:
 
 def single(arm: str) -> Task:
     return replace(tasks()[0], cell=tasks()[0].cell.model_copy(update={"arm": arm}))
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The records of one real plan: a check and one A/B session."""
-    store = tmp_path_factory.mktemp("store")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", str(store.parent))  # where the lock lies that a run holds the machine with
-        runner.run(tasks(sessions=1), store, say=lambda _: None, attempts=1)
-    return store
-
-
-@pytest.mark.slow
-def test_a_cpu_session_records_its_pair(store: Path) -> None:
-    record = records.load(store / "cpu/graphs" / f"tiny-qwen2_{stepping.CTX}_ab-compiled_s1.json")
-    assert record.outcome == "ok"
-    assert record.pair is not None
-    assert [series.arm for series in record.series] == [record.pair.first, record.pair.second]
-    assert record.pair.ratio == pytest.approx(record.series[0].step_ms / record.series[1].step_ms)
-    (seen,) = record.attestations
-    assert seen.outputs_changed
-    assert not seen.kernels_equal
-    assert any("other kernels" in flag for flag in record.flags)
-    assert not any("not checked" in flag for flag in record.flags)
-
-
-@pytest.mark.slow
-def test_a_check_session_holds_every_arm_against_the_reference(store: Path) -> None:
-    record = records.load(store / "cpu/graphs" / f"tiny-qwen2_{stepping.CTX}_check_s1.json")
-    assert record.outcome == "ok"
-    assert [check.arm for check in record.checks] == list(cells.CHECKED["cpu"])
-    assert all(check.passed for check in record.checks)
-    assert record.series == []
-    assert record.step_ms is None
 
 
 def measured(task: Task, store: Path, setup: Setup | None = None) -> Findings:

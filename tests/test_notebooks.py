@@ -1,14 +1,17 @@
 """Every notebook through papermill, for real: tiny models, strict parameters, nothing saved in the committed files."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from decodegap import execute, records
+from decodegap import cells, execute, records
 from decodegap.errors import BadInputError
 from decodegap.paths import HERE
 
@@ -43,23 +46,62 @@ def test_the_baseline_notebook_measures_and_shows(tmp_path: Path, capsys: pytest
     assert again == executed
 
 
+@dataclass(frozen=True)
+class Launched:
+    """What the launch notebook left: the executed file, what was said meanwhile, and the store with its records."""
+
+    executed: Path
+    said: str
+    store: Path
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    """The launch notebook and its sessions, a check and a pair, run once for all who read them."""
+    store = tmp_path_factory.mktemp("launched")
+    parameters = TINY | {"models": "tiny-qwen2", "results": str(store)}
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        executed = execute.run("02_cuda_graphs", parameters, store / "cpu" / "notebooks", store)
+    return Launched(executed, said.getvalue(), store)
+
+
 @pytest.mark.slow
-def test_the_launch_notebook_measures_a_pair_on_a_cpu_and_says_what_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parameters = TINY | {"results": str(tmp_path)}
-    executed = execute.run("02_cuda_graphs", parameters, tmp_path / "cpu" / "notebooks", tmp_path)
-    assert "2 sessions on cpu" in capsys.readouterr().out
-    assert [record.cell.arm for record in records.load_all(tmp_path, "cpu")] == ["ab-compiled", "check"]
-    cells = nbformat.read(executed, as_version=4).cells
-    shown = [out.data for cell in cells for out in cell.get("outputs", []) if "data" in out]
+def test_the_launch_notebook_measures_a_pair_on_a_cpu_and_says_what_it_is(launched: Launched) -> None:
+    assert "2 sessions on cpu" in launched.said
+    assert [record.cell.arm for record in records.load_all(launched.store, "cpu")] == ["ab-compiled", "check"]
+    made = nbformat.read(launched.executed, as_version=4).cells
+    shown = [out.data for cell in made for out in cell.get("outputs", []) if "data" in out]
     text = "\n".join(data.get("text/markdown", "") for data in shown)
-    compiled = any(record.pair for record in records.load_all(tmp_path, "cpu"))
+    compiled = any(record.pair for record in records.load_all(launched.store, "cpu"))
     assert "it changes the kernels" in text
     assert ("| measured, yours |" in text) == compiled  # without a compiler the line says that it is unsupported
     assert ("missing: unsupported" in text) != compiled
     assert sum("image/png" in data for data in shown) == (2 if compiled else 1)
     assert "No record here for the table `arms`" in text
+
+
+@pytest.mark.slow
+def test_a_cpu_session_records_its_pair(launched: Launched) -> None:
+    record = records.load(launched.store / "cpu/graphs/tiny-qwen2_24_ab-compiled_s1.json")
+    assert record.outcome == "ok"
+    assert record.pair is not None
+    assert [series.arm for series in record.series] == [record.pair.first, record.pair.second]
+    assert record.pair.ratio == pytest.approx(record.series[0].step_ms / record.series[1].step_ms)
+    (seen,) = record.attestations
+    assert seen.outputs_changed
+    assert not seen.kernels_equal
+    assert any("other kernels" in flag for flag in record.flags)
+    assert not any("not checked" in flag for flag in record.flags)
+
+
+@pytest.mark.slow
+def test_a_check_session_holds_every_arm_against_the_reference(launched: Launched) -> None:
+    record = records.load(launched.store / "cpu/graphs/tiny-qwen2_24_check_s1.json")
+    assert record.outcome == "ok"
+    assert [check.arm for check in record.checks] == list(cells.CHECKED["cpu"])
+    assert all(check.passed for check in record.checks)
+    assert record.series == []
+    assert record.step_ms is None
 
 
 @pytest.mark.slow
@@ -71,8 +113,8 @@ def test_the_quantised_notebook_checks_measures_and_says_why(
     assert "4 sessions on cpu" in capsys.readouterr().out
     outcomes = {record.cell.arm: record.outcome for record in records.load_all(tmp_path, "cpu")}
     assert outcomes == {"check": "ok", "fp32": "ok", "bnb-nf4": "ok", "int4-tinygemm": "unsupported"}
-    cells = nbformat.read(executed, as_version=4).cells
-    shown = [out.data for cell in cells for out in cell.get("outputs", []) if "data" in out]
+    made = nbformat.read(executed, as_version=4).cells
+    shown = [out.data for cell in made for out in cell.get("outputs", []) if "data" in out]
     text = "\n".join(data.get("text/markdown", "") for data in shown)
     assert "| measured, yours |" in text
     assert "missing: unsupported: " in text
@@ -83,13 +125,13 @@ def test_the_quantised_notebook_checks_measures_and_says_why(
 
 @pytest.mark.slow
 def test_the_ladder_notebook_climbs_what_a_cpu_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parameters = TINY | {"results": str(tmp_path)}
+    parameters = TINY | {"models": "tiny-qwen2", "results": str(tmp_path)}
     executed = execute.run("04_closing_the_gap", parameters, tmp_path / "cpu" / "notebooks", tmp_path)
     assert "1 sessions on cpu" in capsys.readouterr().out
     (record,) = records.load_all(tmp_path, "cpu")
     assert [series.arm for series in record.series][:2] == ["eager", "eager-pinned"]
-    cells = nbformat.read(executed, as_version=4).cells
-    shown = [out.data for cell in cells for out in cell.get("outputs", []) if "data" in out]
+    made = nbformat.read(executed, as_version=4).cells
+    shown = [out.data for cell in made for out in cell.get("outputs", []) if "data" in out]
     text = "\n".join(data.get("text/markdown", "") for data in shown)
     assert "| fused |" in text
     assert "missing: unsupported: " in text

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from decodegap import numbers_paper, typeset, webpage
+from decodegap import numbers_paper, provenance, records, typeset, webpage
 from decodegap.errors import BadInputError
 from decodegap.paths import HERE, Places
 from decodegap.typeset import TypesetError
@@ -52,8 +52,10 @@ def at(tmp_path: Path) -> Places:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Places:
-    """The PDF, built twice in two folders by `pdf`."""
+    """The PDF, built in a copy of this checkout's paper, beside the records behind it."""
     here = Places(tmp_path_factory.mktemp("paper") / "a checkout")
+    shutil.copytree(HERE.results, here.results, ignore=shutil.ignore_patterns("local"))
+    shutil.copytree(HERE.published.parent, here.published.parent)
     shutil.copytree(HERE.paper, here.paper, ignore=shutil.ignore_patterns("build", "main.pdf", "paper.html"))
     shutil.copytree(HERE.figures, here.figures)
     typeset.pdf(1_780_000_000, here)
@@ -153,6 +155,15 @@ def test_without_tex_the_page_is_built_and_the_packages_are_named(tmp_path: Path
 @pytest.mark.slow
 def test_the_pdf_has_the_same_bytes_in_another_folder(built: Places, at: Places) -> None:
     assert typeset.pdf(1_780_000_000, at).read_bytes() == (built.paper / "main.pdf").read_bytes()
+
+
+@needs_tex
+@pytest.mark.slow
+def test_the_pdf_leads_to_the_records_behind_it(built: Places) -> None:
+    said = provenance.lines(str(built.paper / "main.pdf"), built.local, built)
+    count = sum(1 for folder in built.results.iterdir() for _ in records.files(built.results, folder.name))
+    assert f"made from {count} record(s)" in said[0]
+    assert said[1] == "commit: none, the file is this machine's own"
 
 
 @needs_tex

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from factory import grid, record, write
 
-from decodegap import provenance, records, report, typeset, webpage
+from decodegap import provenance, records, report, webpage
 from decodegap.errors import BadInputError, BadRecordError
 from decodegap.paths import HERE, Places
 
@@ -77,7 +77,7 @@ def test_a_record_leads_to_itself(at: Places) -> None:
 
 def test_a_local_report_leads_to_both_stores(at: Places) -> None:
     write([record(session=n, host="feedface", step_ms=12.0 + n) for n in (1, 2)], at.local)
-    report.rebuild(at)
+    report.rebuild(at, {"figures"})
     said = traced(at, at.local / "h200" / "report" / "fraction.pdf")
     assert said[0].endswith("made from 38 record(s), one session each, of 2 host(s)")
     assert said[1] == "commit: none, the file is this machine's own"
@@ -124,15 +124,6 @@ def test_what_is_not_ours_is_one_line(at: Places, name: str, told: str, monkeypa
 def test_the_page_leads_to_the_records_behind_it(at: Places) -> None:
     shutil.copytree(HERE.paper, at.paper, dirs_exist_ok=True, ignore=shutil.ignore_patterns("generated", "build"))
     assert "made from 36 record(s)" in traced(at, webpage.build(at))[0]
-
-
-@pytest.mark.skipif(bool(typeset.missing_tools()), reason="TeX is not installed (.ci/run installs it)")
-@pytest.mark.slow
-def test_the_pdf_leads_to_the_records_behind_it(at: Places) -> None:
-    shutil.copytree(HERE.paper, at.paper, dirs_exist_ok=True, ignore=shutil.ignore_patterns("generated", "build"))
-    said = traced(at, typeset.pdf(1_780_000_000, at))
-    assert "made from 36 record(s)" in said[0]
-    assert said[1] == "commit: none, the file is this machine's own"
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)

@@ -103,6 +103,7 @@ def test_out_of_host_memory_is_a_record_of_it(tmp_path: Path, faults: Ledger) ->
     record = records.load(records.path_of(tmp_path, asked[0].cell, 1))
     assert (record.outcome, record.series, record.step_ms) == ("oom", [], None)
     assert record.bytes_asked
+    assert "out of host memory" in record.reasons[0]
     faults.check("out of host memory", said[-1].split(": ", 1)[1])
 
 
@@ -110,15 +111,21 @@ def test_out_of_host_memory_is_a_record_of_it(tmp_path: Path, faults: Ledger) ->
 def test_without_a_compiler_the_compiled_arm_is_unsupported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: Ledger
 ) -> None:
-    cell = tasks(contexts="16")[0].cell.model_copy(update={"experiment": "graphs", "arm": "compiled"})
-    asked = [plan.Task(cell=cell, session=1, protocol=tasks()[0].protocol)]
+    """It is said once, whatever the number of its sessions, and not tried again."""
+    planned = plan.graphs(plan.request(gpu="cpu", models="tiny-llama", contexts="16", sessions=3), "cpu")
+    asked = [task for task in planned if task.cell.arm == "ab-compiled"]
     (tmp_path / "no-programs").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "no-programs"))
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     said: list[str] = []
-    runner.run(asked, tmp_path / "store", say=said.append)
-    record = records.load(records.path_of(tmp_path / "store", cell, 1))
+    first = runner.run(asked, tmp_path / "store", say=said.append)
+    assert len(first.measured) == 1
+    assert [line.split(": ")[1] for line in said if "so far" not in line] == ["unsupported"]
+    again = runner.run(asked, tmp_path / "store", say=quiet)
+    assert (len(again.measured), len(again.cached)) == (0, 1)
+    assert [runner.refused(task, tmp_path / "store") for task in asked] == [False, True, True]
+    record = records.load(records.path_of(tmp_path / "store", asked[0].cell, 1))
     assert (record.outcome, record.series) == ("unsupported", [])
     (reason,) = record.reasons
     cause = r"InvalidCxxCompiler: No working .{10,100}no-such-compiler'\)"
