@@ -160,6 +160,9 @@ def test_the_pdf_has_the_same_bytes_in_another_folder(built: Places, at: Places)
 @needs_tex
 @pytest.mark.slow
 def test_the_pdf_leads_to_the_records_behind_it(built: Places) -> None:
+    for command in (["init", "-q"], ["-c", "user.name=A", "-c", "user.email=a@b.c", "commit", "-qm", "No file yet",
+                    "--allow-empty"]):  # fmt: skip
+        subprocess.run(["git", *command], cwd=built.root, check=True)
     said = provenance.lines(str(built.paper / "main.pdf"), built.local, built)
     count = sum(1 for folder in built.results.iterdir() for _ in records.files(built.results, folder.name))
     assert f"made from {count} record(s)" in said[0]

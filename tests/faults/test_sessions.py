@@ -53,16 +53,18 @@ def test_a_hung_session_ends_with_all_that_it_started(
         runner.run(tasks()[:1], tmp_path, say=said.append, deadline_s=1.2, attempts=2, module="faults.hung_session")
     going_on = "[0/1] tiny-llama ctx 8 eager session 1: "
     assert len([text for text in said if text.startswith(going_on) and text.endswith("s so far")]) >= 2, said
-    left = [each for each in psutil.process_iter() if "decode-gap hung child" in " ".join(command_of(each))]
+    left = [each for each in psutil.process_iter() if is_hung_child_of_this_test(each)]
     assert psutil.wait_procs(left, timeout=5)[1] == []
     faults.check("a session that hangs, deaf to SIGTERM, with a child", caught.value, wrong=resumed(tasks(), tmp_path))
 
 
-def command_of(process: psutil.Process) -> list[str]:
+def is_hung_child_of_this_test(process: psutil.Process) -> bool:
+    """Each test has a temporary folder of its own, by which it knows its processes from another run's."""
     try:
-        return process.cmdline()
+        ours = process.environ().get("TMPDIR") == os.environ["TMPDIR"]
+        return ours and "decode-gap hung child" in " ".join(process.cmdline())
     except psutil.Error:
-        return []
+        return False
 
 
 def test_a_long_session_is_not_silent_and_still_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
