@@ -2,6 +2,7 @@
 
 import re
 import statistics
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,12 @@ from decodegap import (
     frame,
     models,
     numbers_quant,
+    quant_paths,
     quant_results,
     quant_why,
     render,
     report,
+    tables,
     tensions,
     verdicts,
 )  # fmt: skip
@@ -150,6 +153,44 @@ def test_the_paragraph_quotes_the_records_and_flips_with_them(paper: View) -> No
     kept = list({(r.cell.arm, r.session): r for r in slower}.values())
     assert "the slowest path, int4-tinygemm" in quant_why.of_view(view(kept))
     assert quant_why.of_view(view([])).startswith("No quantised path has been measured here yet")
+
+
+def test_projections_that_became_slower_are_named_with_what_they_cost(paper: View) -> None:
+    assert not any("take longer" in note for note in exhibits.table(paper, "why").notes)
+    found = [slower(r, "gptq-marlin", "k/v", 31.7) if r.projections else r for r in experiment("h200")]
+    usual = next(p.us for r in found for p in r.projections if (p.path, p.kind) == ("bf16", "k/v"))
+    told = f"k/v on gptq-marlin, 31.7 against {usual:.1f} µs a launch, {2 * 28 * (31.7 - usual) / 1e3:.2f} ms a step."
+    assert any(note.endswith(f"though they read less: {told}") for note in exhibits.table(view(found), "why").notes)
+    assert told in quant_why.of_view(view(found))
+    numbers = numbers_quant.macros(found, STUDY)
+    assert (numbers["QuantNarrowMaxPath"], numbers["QuantNarrowMax"]) == ("gptq-marlin", "31.7")
+    assert numbers["QuantNarrowCost"] == f"{2 * 28 * (31.7 - usual) / 1e3:.2f}"
+    assert Counter(quant_paths.PROJECTIONS.values()) == quant_why.PER_LAYER
+
+
+def slower(found: Record, path: str, kind: str, us: float) -> Record:
+    """The same check session, one kind of projection on one path taking `us`."""
+    return rehashed(found, projections=[
+        p.model_copy(update={"us": us}) if (p.path, p.kind) == (path, kind) else p for p in found.projections
+    ])  # fmt: skip
+
+
+def test_each_realised_speed_up_has_the_range_that_its_sessions_allow(paper: View) -> None:
+    found = {line.path.slug: line for line in quant_results.lines(paper.frame, None) if line.kind == "measured"}
+    low, high = found["awq-marlin"].gain_range(quant_results.EAGER) or (0.0, 0.0)
+    assert low == pytest.approx(0.99 * EAGER_MS["bf16"] / (1.01 * EAGER_MS["awq-marlin"]))
+    assert high == pytest.approx(1.01 * EAGER_MS["bf16"] / (0.99 * EAGER_MS["awq-marlin"]))
+    (line,) = lines(exhibits.table(paper, "quantised"), gpu="h200", path="awq-marlin")
+    assert (float(line["gain_low"]), float(line["gain_high"])) == (pytest.approx(low), pytest.approx(high))
+    bars = [tuple(drawn.get_xdata()) for drawn in exhibits.figure(paper, "quantised").axes[0].lines]
+    assert (pytest.approx(low), pytest.approx(high)) in bars
+
+
+def test_no_header_stands_twice_and_a_fraction_above_one_is_explained(paper: View) -> None:
+    table = exhibits.table(paper, "quantised")
+    assert len(set(table.headers)) == len(table.headers)
+    assert tables.ABOVE_ONE in table.notes  # the study's own GPTQ step
+    assert tables.above_one([0.99, None]) == []
 
 
 def test_a_cpu_s_records_get_tables_of_their_own_and_never_enter_the_paper_s(cpu: View) -> None:

@@ -19,7 +19,7 @@ HOW = {EAGER: "", GRAPH: ", by graph"}
 
 
 def quantised(lines: Sequence[Line]) -> "Figure":
-    """One row a path and cell: a pale bar to the promised speed-up, a marker at each realised one.
+    """One row a path and cell: a pale bar to the promised speed-up, a marker with its range at each realised one.
 
     Each system has a colour, marker and offset for each way of launching; the study's are hollow, and those of
     records that are not shipped have a black edge.
@@ -76,6 +76,8 @@ def _row(axes: "Axes", at: float, mine: Sequence[Line], systems: Sequence[tuple[
         for key, gain in _marks(line).items():
             index = systems.index(key)
             offset = 0.22 * (index - (len(systems) - 1) / 2) if len(systems) > 1 else 0.0
+            if span := line.gain_range(key[1]) if line.kind == "measured" else None:
+                axes.plot(span, [at + offset] * 2, color=style.look(index)[0], linewidth=0.9, zorder=2)
             draw.dots(axes, [gain], [at + offset], index, hollow=line.kind == "published",
                       edge=line.where.store != "shipped")  # fmt: skip
 

@@ -12,7 +12,7 @@ from decodegap.schema import Record
 CELL = ("h200", "qwen2.5-7b", 2048)  # the cell that the text speaks of
 STUDY = {"bnb-nf4": "Nf", "awq-marlin": "Awq", "gptq-exllamav2": "Gptq"}
 KERNELS = ("QuantNarrowMin", "QuantNarrowMinPath", "QuantNarrowMax", "QuantNarrowMaxPath", "QuantNarrowBase",
-           "QuantWideMax", "QuantWideBase")  # fmt: skip
+           "QuantNarrowCost", "QuantWideMax", "QuantWideBase")  # fmt: skip
 # Whose name is its first word; what quantising adds is quoted over all paths.
 PARTS = {name: name.split(maxsplit=1)[0] for name in quant_why.PARTS if name != "added kernels"}
 
@@ -59,7 +59,9 @@ def _kernels(kept: Iterable[Kept]) -> dict[str, str]:
     quantised.sort(key=lambda slug: by[slug, "k/v"].us)
     first, last = quantised[0], quantised[-1]
     wide = max(by[slug, "gate/up"].gb_s for slug in quantised)
-    values = (f"{by[first, 'k/v'].us:.1f}", first, f"{by[last, 'k/v'].us:.1f}", last, f"{by['bf16', 'k/v'].us:.1f}",
+    narrow = {slug: by[slug, "k/v"].us for slug in (first, last, "bf16")}
+    cost_ms = quant_why.slower_ms(CELL[1], "k/v", narrow[last], narrow["bf16"])
+    values = (f"{narrow[first]:.1f}", first, f"{narrow[last]:.1f}", last, f"{narrow['bf16']:.1f}", _ms(cost_ms),
               f"{wide / 1e3:.1f}", f"{by['bf16', 'gate/up'].gb_s / 1e3:.1f}")  # fmt: skip
     return dict(zip(KERNELS, values, strict=True))
 

@@ -47,11 +47,23 @@ class Line:
     promised: float | None
     gain: float | None
     graph_gain: float | None
+    base_eager: CellRow | None = None  # the baseline's rows, of the same store and host
+    base_graph: CellRow | None = None
 
     @property
     def best_gain(self) -> float | None:
         """The larger of the two speed-ups."""
         return max((gain for gain in (self.gain, self.graph_gain) if gain is not None), default=None)
+
+    def gain_range(self, how: str) -> tuple[float, float] | None:
+        """The smallest and largest speed-up that the sessions allow, launched `how`; None where nothing is measured.
+
+        A path and its baseline have sessions of their own, so it is the extremes of one over those of the other.
+        """
+        fast, slow = (self.eager, self.base_eager) if how == EAGER else (self.graph, self.base_graph)
+        if fast is None or slow is None or not fast.values_ms or not slow.values_ms:
+            return None
+        return min(slow.values_ms) / max(fast.values_ms), max(slow.values_ms) / min(fast.values_ms)
 
 
 @dataclass(frozen=True)
@@ -132,6 +144,7 @@ def _measured(rows: Sequence[CellRow]) -> list[Line]:
                 floor_ms=eager.floor_published_ms, streamed_ms=eager.floor_streamed_ms,
                 promised=_read(base) / _read(eager) if base else None,
                 gain=_over(base, eager), graph_gain=_over(base_graph, graph),
+                base_eager=base, base_graph=base_graph,
             )
         )  # fmt: skip
     return found

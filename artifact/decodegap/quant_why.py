@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decodegap import launch, ledger, quant_catalogue, quant_results
+from decodegap import launch, ledger, models, quant_catalogue, quant_results
 from decodegap.launch import Kept, Where
 from decodegap.quant_catalogue import GRAPH_SUFFIX, PATHS, QuantPath
-from decodegap.quant_results import CODE_BITS, EAGER, EXPERIMENT, GRAPH, Line
+from decodegap.quant_results import CODE_BITS, EAGER, EXPERIMENT, GRAPH, Checked, Line
 from decodegap.schema import Anatomy, Quantised, Record
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 NOTHING = "No quantised path has been measured here yet, so there is nothing to explain."
 # What a path's step takes beyond a quarter (on a CPU, an eighth) of the baseline's, in the order of tables.
 PARTS = ("bytes not reduced", "products", "added kernels", "kernels without weights", "launch and bubbles")
+PER_LAYER = {"q/o": 2, "k/v": 2, "gate/up": 2, "down": 1}  # projections of each kind
+SLOWED = 1.25  # a projection that takes so many times the baseline's, though it reads less, is named
 LEAST_SHARE = 0.03  # smaller parts, and those below zero, are told together
 SHORT_OF = {
     "bytes not reduced": "bytes that stay (output head, KV cache, scales)",
@@ -67,12 +69,39 @@ def why(kept: Iterable[Kept], *, cpu: bool = False) -> list[Why]:
     return sorted(made, key=lambda each: (launch.order(each.where), list(PATHS).index(each.path.slug)))
 
 
-def paragraph(found: Sequence[Line], reasons: Sequence[Why]) -> str:
+def slowed(checked: Sequence[Checked]) -> list[str]:
+    """A sentence for each cell with projections that became slower than the baseline's, though they read less."""
+    sentences = []
+    for where in dict.fromkeys(each.where for each in checked):
+        base = quant_catalogue.baseline_on(where.gpu)
+        here = [each for each in checked if each.where == where]
+        usual_us = {p.kind: p.us for each in here if each.path.slug == base for p in each.projections}
+        found = []
+        for slug, p in [(each.path.slug, p) for each in here if not each.path.is_baseline for p in each.projections]:
+            usual = usual_us.get(p.kind, p.us)
+            if p.us >= SLOWED * usual:
+                more_ms = slower_ms(where.model, p.kind, p.us, usual)
+                times = f"{p.us:.1f} against {usual:.1f} µs a launch"
+                found.append((more_ms, f"{p.kind} on {slug}, {times}, {more_ms:.2f} ms a step"))
+        if found:
+            told = "; ".join(text for _, text in sorted(found, reverse=True))
+            sentences.append(
+                f"{where.short}, projections that take longer than in {base}, though they read less: {told}."
+            )
+    return sentences
+
+
+def slower_ms(model: str, kind: str, us: float, usual_us: float) -> float:
+    """How much longer (ms) a step takes whose projections of `kind` take `us` instead of `usual_us` each."""
+    launches = PER_LAYER[kind] * int(models.lookup(model).config["num_hidden_layers"])
+    return launches * (us - usual_us) / 1e3
+
+
+def paragraph(found: Sequence[Line], reasons: Sequence[Why], checked: Sequence[Checked]) -> str:
     """Why a quarter of the bytes does not make a quarter of the step, in one paragraph with its numbers."""
     sentences = [text for where in dict.fromkeys(each.where for each in reasons)
                  for text in _sentences(where, found, [each for each in reasons if each.where == where])]  # fmt: skip
-    if not sentences:
-        sentences = [NOTHING]
+    sentences = [*sentences, *slowed(checked)] if sentences else [NOTHING]
     quoted = [line for line in found if line.kind == "published" and not line.path.is_baseline and line.gain]
     if quoted:
         told = ", ".join(f"{line.path.slug} {line.gain:.2f} of {line.promised:.2f}" for line in quoted)
@@ -84,7 +113,8 @@ def paragraph(found: Sequence[Line], reasons: Sequence[Why]) -> str:
 def of_view(view: "View") -> str:
     """The paragraph of everything that `view` shows."""
     found = quant_results.lines(view.frame, None if view.is_cpu else view.published, cpu=view.is_cpu)
-    return paragraph(found, why(view.kept, cpu=view.is_cpu))
+    checked = quant_results.checked(view.kept, cpu=view.is_cpu)
+    return paragraph(found, why(view.kept, cpu=view.is_cpu), checked)
 
 
 def _sentences(where: Where, found: Sequence[Line], reasons: Sequence[Why]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from decodegap import steadiness
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 DASH = MARKS["missing"]
 NUMBER = re.compile(r"\d+(\.\d+)?")
+ABOVE_ONE = (
+    "A fraction of the published floor may be above 1: that floor counts the input embedding too, of which a step "
+    "reads one row. Of the streamed floor none can be."
+)
 LEAST_OF_TENTHS_MS = 99.995
 
 
@@ -54,6 +58,7 @@ def grid(frame: "pd.DataFrame", published: Published, fitted: "Model | None" = N
         numeric=(False, False, *[True] * 9, False),
         notes=(
             *[f"{text}." for kind, text in LEGEND.items() if kind in used],
+            *above_one([value for e in found for value in _published_fractions(e)]),
             *_spread_notes([e.row for e in found if e.row]),
             *_host_notes([e.row for e in found if e.row]),
             *flag_notes([e.row for e in found if e.row]),
@@ -118,6 +123,11 @@ def ms(value: float) -> str:
     return f"{round(value, decimals) + 0.0:.{decimals}f}"  # the sum turns a rounded -0.0 into 0.0
 
 
+def above_one(fractions: Iterable[float | None]) -> list[str]:
+    """A note on how a fraction of the published floor can be above 1, if one is."""
+    return [ABOVE_ONE] if any(value is not None and value > 1 for value in fractions) else []
+
+
 def step(row: CellRow) -> str:
     """Mean step, with the marks of sessions that did not hold still, and of the power cap if there was no loop."""
     capped = row.capped and row.sustained_ms is None  # a loop has a place of its own, and the mark belongs there
@@ -145,6 +155,12 @@ def _grid_row(entry: Entry) -> tuple[str, ...]:
         str(row.sessions) if row else DASH,
         entry.source,
     )
+
+
+def _published_fractions(entry: Entry) -> tuple[float | None, ...]:
+    """The fraction of the published floor, and the ends of its range where it is predicted."""
+    fact = entry.fractions["published"]
+    return (fact.value, *(fact.between or ()))
 
 
 def _unmeasured_step(fact: Fact) -> str:

@@ -11,7 +11,7 @@ from decodegap.grid import LEGEND, MARKS, model_label
 from decodegap.predict import Prediction, Span
 from decodegap.published import Published
 from decodegap.render import Table
-from decodegap.tables import number
+from decodegap.tables import above_one, number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,6 +37,7 @@ def predictions(frame: "pd.DataFrame", published: Published, fitted: predict.Mod
         notes=(
             f"{LEGEND['published']}.",
             f"{LEGEND['predicted']}; no published cell is fitted.",
+            *above_one(row.high for row in found if row.quantity == "floor_fraction"),
             *(_parameters(fitted) if fitted else ["No step-time model: no H200 record with an anatomy."]),
             *(_where_wrong(fitted, published, found) if fitted else []),
             *(_copies(frame) if fitted else []),

@@ -8,12 +8,12 @@ from decodegap.frame import records_hash
 from decodegap.grid import LEGEND, MARKS, model_label
 from decodegap.launch import Kept
 from decodegap.published import Published
-from decodegap.quant_results import Checked, Line
+from decodegap.quant_results import EAGER, GRAPH, Checked, Line
 from decodegap.quant_why import PARTS, Why
 from decodegap.render import Table
 from decodegap.rows import CellRow
 from decodegap.stats import MIN_FOR_INTERVAL
-from decodegap.tables import DASH, flag_notes, ms, number, step
+from decodegap.tables import DASH, above_one, flag_notes, ms, number, step
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +23,7 @@ ARITHMETIC = " (a)"
 NOT_MEASURED = "missing: not measured"
 GAIN_NOTE = (
     "Promised: bytes that a step of the baseline reads over those of the path (packed weights, what stays as it is, KV "
-    "cache). Realised: the baseline's step over the path's on the same host, both launched kernel by kernel or both by "
+    "cache). Gain: the baseline's step over the path's on the same host, both launched kernel by kernel or both by "
     "graph."
 )
 
@@ -108,7 +108,10 @@ def why(frame: "pd.DataFrame", kept: Sequence[Kept], *, cpu: bool = False) -> Ta
         rows=(*map(_why_row, found), *missing),
         groups=(*(each.where.short for each in found), *(DASH for _ in missing)),
         numeric=(False, False, True, False, False, *[True] * 8, False),
-        notes=("Share and the columns from Bytes to Residual add up to the step.",),
+        notes=(
+            "Share and the columns from Bytes to Residual add up to the step.",
+            *quant_why.slowed(quant_results.checked(kept, cpu=cpu)),
+        ),
         data=tuple(map(_why_data, found)),
         records=records_hash(frame),
     )  # fmt: skip
@@ -122,7 +125,7 @@ def _speed_ups(
         name=name,
         caption=caption,
         headers=("GPU", "Model", "Context", "Path", "Held (GB)", "Floor (ms)", "Step (ms)", "By graph (ms)", "Of floor",
-                 "Of streamed", "Promised", "Realised", "By graph", "Sessions", "Source"),
+                 "Of streamed", "Promised", "Gain", "Graph gain", "Sessions", "Source"),
         rows=tuple(map(_row, found)),
         groups=tuple(f"{line.where.gpu} {line.where.model} {line.where.ctx}" for line in found),
         numeric=(False, False, True, False, *[True] * 10, False),
@@ -130,6 +133,7 @@ def _speed_ups(
             GAIN_NOTE,
             *([f"In parentheses: smallest and largest of fewer than {MIN_FOR_INTERVAL} sessions; not an interval."]
               if ranges else []),
+            *above_one(_over(line.floor_ms, line) for line in found),
             *notes,
             *flag_notes([line.eager for line in found if line.eager]),
         ),
@@ -172,8 +176,14 @@ def _step(row: CellRow) -> str:
 
 
 def _share(floor_ms: float | None, line: Line) -> str:
-    steps = [ms for ms in (line.step_ms, line.graph_ms) if ms]
-    return f"{floor_ms / min(steps):.3f}" if floor_ms and steps else DASH
+    share = _over(floor_ms, line)
+    return DASH if share is None else f"{share:.3f}"
+
+
+def _over(floor_ms: float | None, line: Line) -> float | None:
+    """A floor over the faster of both ways to launch."""
+    steps = [step_ms for step_ms in (line.step_ms, line.graph_ms) if step_ms]
+    return floor_ms / min(steps) if floor_ms and steps else None
 
 
 def _sessions(line: Line) -> str:
@@ -211,6 +221,8 @@ def _data(line: Line) -> dict[str, Any]:
         "graph_high_ms": graph.high_ms if graph else None, "graph_free_ms": graph.free_ms if graph else None,
         "graph_j_per_step": graph.energy_j_per_step if graph else None,
         "promised": line.promised, "gain": line.gain, "graph_gain": line.graph_gain,
+        **{f"{name}_{end}": (line.gain_range(how) or (None, None))[index]
+           for name, how in (("gain", EAGER), ("graph_gain", GRAPH)) for index, end in enumerate(("low", "high"))},
         "sessions": eager.sessions if eager else 0, "unstable_sessions": eager.unstable if eager else 0,
         "graph_unstable_sessions": graph.unstable if graph else 0, "host": line.host,
         "flags": "; ".join(eager.flags) if eager else "", "records": " ".join(eager.records) if eager else "",
