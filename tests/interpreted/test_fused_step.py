@@ -210,8 +210,8 @@ def test_projections_in_4_bits_compute_what_their_codes_stand_for(block):
     exact = reference.reference_logits(layout.as_rounded(setup.net), setup.cache, setup.token, setup.ctx)
     unrounded, eager, _ = truth_and_eager(setup)
     loaded = layout.load(setup, capacity=9, bits=4)
-    narrow = Matvec(rows=64, block=block, warps=1, ahead=2)
-    tiles = Tiles(narrow, TILES.attention, narrow, narrow, narrow, replace(WIDE, rows=64))
+    tall = Matvec(rows=256, block=block, warps=1, ahead=2)
+    tiles = Tiles(tall, TILES.attention, tall, tall, tall, replace(WIDE, rows=64))
     made = step.capture(loaded, tiles, pdl=False)
     made.poison()
     made.run()
@@ -245,7 +245,9 @@ def test_it_is_an_arm_like_any_other():
     assert not fused.can_overlap("cpu")
 
 
-def test_the_benchmark_checks_times_and_takes_apart():
+def test_the_benchmark_checks_times_and_takes_apart(monkeypatch):
+    small = config_of("tiny-llama")
+    monkeypatch.setattr(models, "lookup", lambda _: small)
     loaded, truth = bench.start("tiny-llama", 9, device="cpu", capacity=12)
     made = step.capture(loaded, TILES, pdl=False)
     line = bench.check_line(made, truth)
