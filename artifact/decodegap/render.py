@@ -134,7 +134,8 @@ LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", "†": r"\textdagger{}", "‡": r"\textdaggerdbl{}", "§": r"\S{}", "—": r"\textemdash{}",
-    "–": r"\textendash{}", "×": r"\texttimes{}", "µ": r"\textmu{}", "≥": r"\ensuremath{\geq}", "…": r"\ldots{}",
+    "–": r"\textendash{}", "×": r"\texttimes{}", "µ": r"\textmu{}", "≥": r"\ensuremath{\geq}",
+    "≤": r"\ensuremath{\leq}", "…": r"\ldots{}",
     "¶": r"\P{}", "‖": r"\ensuremath{\parallel}",
     "\n": " ", "\r": " ",
 }  # fmt: skip
