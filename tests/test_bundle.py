@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from factory import grid, record, write
 
-from decodegap import bundle, cli, frame, plan, records, report, review, runner, verdicts
+from decodegap import bundle, cli, frame, plan, records, report, review, runner, standing, verdicts
 from decodegap.errors import DecodeGapError
 from decodegap.paths import HERE, Places, imported
 
@@ -94,11 +94,11 @@ def test_imported_records_are_never_taken_for_measured_here(tmp_path: Path) -> N
     bundle.bring(bundle.export("l4", tmp_path / "theirs", tmp_path, tmp_path / "out"), ours)
     [task] = plan.baseline(plan.request(gpu="l4", models="qwen2.5-7b", contexts="2048", sessions=1), "l4")
     assert runner.valid_record(task, ours) is None
-    [line] = report.provenance("l4", [task], ours)
-    assert (line.kind, line.store, line.reason) == ("measured", "imported", "1 sessions, imported")
+    [line] = standing.lines("l4", [task], ours)
+    assert (line.kind, line.store, line.reason) == ("measured", "imported", "1 session, imported")
     write([record(gpu="l4", step_ms=90.0)], ours)
     assert {v.claim.id: v for v in review.judged(HERE, ours, "l4")}["l4-qwen25-2048"].basis == "yours"
-    assert report.provenance("l4", [task], ours)[0].store == "yours"
+    assert standing.lines("l4", [task], ours)[0].store == "yours"
     view = report.local("l4", ours)
     assert view is not None
     assert {(row.store, row.sessions) for row in frame.from_frame(view.frame) if row.gpu == "l4"} == {

@@ -115,10 +115,21 @@ def test_status_names_every_session_and_why(fake_nvml: FakeNvml, tmp_path: Path)
     settings = {"GPU": "h100", "MODELS": "qwen2.5-7b", "CONTEXTS": "2048", "EXPERIMENTS": "baseline"}
     absent = run("status", env=fake_nvml.env(RESULTS=str(tmp_path), **settings))
     assert absent.stdout.count("will not be measured: no NVIDIA GPU was found") == 3
+    assert "shipped" not in absent.stdout.partition("\n")[2]
     fake_nvml.cards(H100)
     present = run("status", env=fake_nvml.env(RESULTS=str(tmp_path), **settings))
     assert present.stdout.count(": will be measured\n") == 3
     assert present.stdout.endswith("3 sessions to measure\n")
+
+
+def test_status_of_an_absent_card_says_what_is_shipped(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    settings = {"MODELS": "qwen2.5-7b", "CONTEXTS": "2048", "EXPERIMENTS": "baseline", "SESSIONS": "4"}
+    absent = run("status", env=fake_nvml.env(RESULTS=str(tmp_path), GPU="h200", **settings))
+    assert absent.stdout.count(": shipped (ok), will not be measured: no NVIDIA GPU was found") == 3
+    assert absent.stdout.count(": will not be measured: no NVIDIA GPU was found") == 1
+    assert absent.stdout.endswith(
+        "0 sessions to measure; 3 of the others are shipped, which `make reproduce GPU=h200` shows\n"
+    )
 
 
 def test_publishing_needs_real_records(fake_nvml: FakeNvml, tmp_path: Path) -> None:

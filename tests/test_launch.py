@@ -21,7 +21,7 @@ from exhibiting import (
 from factory import checked, grid, pair, record, rehashed, single, write
 from matplotlib.figure import Figure
 
-from decodegap import exhibits, figures_launch, launch, numbers, plan, predict, render, report, stats
+from decodegap import exhibits, figures_launch, launch, numbers, plan, predict, render, standing, stats
 from decodegap import grid as cells
 from decodegap.exhibits import View
 from decodegap.launch import Kept
@@ -315,7 +315,7 @@ def test_a_summary_says_predicted_with_its_range_and_published_for_the_studys_ab
 
     def said(gpu: str, planned: Callable[[plan.Request, str], list[plan.Task]]) -> dict[tuple[str, int, str], str]:
         tasks = planned(plan.request(gpu=gpu), gpu)
-        lines = report.provenance(gpu, tasks, at.local, at)
+        lines = standing.lines(gpu, tasks, at.local, at)
         return {(line.cell.model, line.cell.ctx, line.cell.arm): f"{line.kind}: {line.reason}" for line in lines}
 
     grid_of_h100 = said("h100", plan.baseline)

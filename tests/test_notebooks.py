@@ -42,7 +42,7 @@ def test_the_baseline_notebook_measures_and_shows(tmp_path: Path, capsys: pytest
     assert "tiny-llama" in page
     assert "data:image/png;base64," in page
     again = execute.run("01_baseline", parameters, tmp_path / "cpu" / "notebooks", tmp_path)
-    assert "1 of 1 sessions are measured already" in capsys.readouterr().out
+    assert "measured already: 1 of 1 session" in capsys.readouterr().out
     assert again == executed
 
 

@@ -5,13 +5,15 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from factory import grid, record, write
 
-from decodegap import provenance, records, report, webpage
+from decodegap import exhibits, provenance, records, report, style, webpage
 from decodegap.errors import BadInputError, BadRecordError
+from decodegap.exhibits import View
 from decodegap.paths import HERE, Places
 
 HOST = "0badcafe"
@@ -63,6 +65,38 @@ def test_a_figure_leads_to_its_records_and_its_commit(at: Places, name: str) -> 
     assert "artifact/results/h200/baseline/qwen2.5-7b_2048_eager_s1.json  session 1" in text
     assert "torch 2.13.0 x 36" in text
     assert f"measuring sources: {every[0].source_hash} x 36" in text
+
+
+def test_a_figure_names_only_the_records_that_it_draws_from() -> None:
+    said = provenance.lines(str(HERE.figures / "quantised.pdf"), HERE.local)
+    shipped = records.load_all(HERE.results, "h200")
+    own = [each.content_hash for each in shipped if each.cell.experiment == "quantised"]
+    assert f"made from {len(own)} record(s)" in said[0]
+    assert f"those of quantised; its hash is of {len(shipped) - len(own)} more, which it does not show" in said[0]
+    assert sorted(line.split()[0] for line in said if line.startswith("  ")) == sorted(own)
+    numbers = provenance.lines(str(HERE.generated / "numbers.tex"), HERE.local)[0]
+    assert f"made from {len(shipped)} record(s)" in numbers
+    assert "more" not in numbers
+
+
+def test_what_is_drawn_from_some_experiments_is_the_same_without_the_others() -> None:
+    whole = report.paper()
+
+    def without_others(name: str) -> View:
+        used = exhibits.DRAWN_FROM[name]
+        kept = tuple(each for each in whole.kept if each.record.cell.experiment in used)
+        return View(whole.frame[whole.frame["experiment"].isin(used)], whole.published, None, kept=kept)
+
+    for name in exhibits.FIGURES:
+        some, every = (
+            style.to_bytes(exhibits.figure(view, name), "svg", title=name, records="0" * 64, epoch_s=0)
+            for view in (without_others(name), whole)
+        )
+        assert some == every, name
+    for name in [name for name in exhibits.TABLES if name in exhibits.DRAWN_FROM]:
+        some_of, all_of = (replace(exhibits.table(view, name), records="") for view in (without_others(name), whole))
+        assert (some_of.rows, some_of.notes, some_of.data) == (all_of.rows, all_of.notes, all_of.data), name
+    assert set(exhibits.TABLES) - set(exhibits.DRAWN_FROM) == {"actions"}  # which shows every experiment
 
 
 @pytest.mark.parametrize("name", ["grid.md", "grid.csv", "grid.tex", "numbers.tex"])

@@ -30,7 +30,7 @@ from decodegap import (
     quant_results,
     quant_why,
     render,
-    report,
+    standing,
     tables,
     tensions,
     verdicts,
@@ -297,7 +297,7 @@ def test_each_cell_of_the_experiment_says_what_stands_there(tmp_path: Path) -> N
     at = Places(tmp_path)
     at.published.parent.mkdir(parents=True)
     at.published.write_bytes(HERE.published.read_bytes())
-    found = {line.cell.arm: line.kind for line in report.provenance("l4", tasks, at.local, at)}
+    found = {line.cell.arm: line.kind for line in standing.lines("l4", tasks, at.local, at)}
     assert {arm for arm, kind in found.items() if kind == "published"} == {
         "bf16",
         "bnb-nf4",

@@ -14,7 +14,7 @@ import pytest
 from exhibiting import GOLDEN_MATPLOTLIB
 from factory import grid, record, write
 
-from decodegap import plan, records, report
+from decodegap import plan, records, report, standing
 from decodegap.errors import BadInputError, BadRecordError
 from decodegap.paths import HERE, Places
 
@@ -38,6 +38,7 @@ TABLES = {f"{name}.{kind}" for name in MADE for kind in ("md", "csv", "tex")}
 REVIEW = {f"{name}.{kind}" for name in ("claims", "costs") for kind in ("md", "csv", "tex")} | {
     "claims.json",
     "findings.tex",
+    "missed.tex",
 }
 PAPER = TABLES | REVIEW | {"numbers.tex"}
 
@@ -159,9 +160,9 @@ def test_yours_of_another_protocol_stand_alone_and_say_how_many_were_left_out(at
     assert "12 shipped or imported records" in text
 
 
-def lines(gpu: str, at: Places) -> dict[tuple[str, int], report.Line]:
+def lines(gpu: str, at: Places) -> dict[tuple[str, int], standing.Line]:
     tasks = plan.baseline(plan.request(gpu=gpu), gpu)
-    return {(line.cell.model, line.cell.ctx): line for line in report.provenance(gpu, tasks, at.local, at)}
+    return {(line.cell.model, line.cell.ctx): line for line in standing.lines(gpu, tasks, at.local, at)}
 
 
 def test_each_cell_says_what_stands_there_and_why(at: Places) -> None:

@@ -25,7 +25,11 @@ from decodegap.errors import (
 from decodegap.gpus import Device, Gpu
 from decodegap.paths import HERE, imported
 from decodegap.plan import Request, Task
+from decodegap.rows import sessions
+from decodegap.schema import Cell
 from decodegap.typeset import TypesetError
+
+WILL, WILL_NOT = "will be measured", "will not be measured"
 
 
 @dataclass(frozen=True)
@@ -157,10 +161,10 @@ def _kept_for_the_end(failed: list[DecodeGapError]) -> Iterator[None]:
 
 def summary(ctx: Context) -> None:
     """Say what is measured, published, predicted or missing and why, line by line, and where the files are."""
-    from decodegap import report
+    from decodegap import report, standing
 
     print(f"\n{_here(ctx)}")
-    lines = report.provenance(ctx.gpu.slug, tasks(ctx), ctx.store, HERE)
+    lines = standing.lines(ctx.gpu.slug, tasks(ctx), ctx.store, HERE)
     for item in lines:
         print(f"  {item.text()}")
     print("Files:")
@@ -174,14 +178,26 @@ def summary(ctx: Context) -> None:
 
 
 def status(ctx: Context) -> None:
-    """Every session of the plan: measured already, or to be measured, or why not."""
+    """Every session of the plan: measured already, or to be measured, or why not; and what is shipped instead."""
     print(_here(ctx))
-    todo = 0
+    shipped = {} if ctx.gpu.slug == "cpu" else _shipped(ctx.gpu.slug)
+    todo = instead = 0
     for task in tasks(ctx):
         state = _state(ctx, task)
-        todo += state == "will be measured"
+        todo += state == WILL
+        if state.startswith(WILL_NOT) and (outcome := shipped.get((task.cell, task.session))):
+            state = f"shipped ({outcome}), {state}"
+            instead += 1
         print(f"  {task.cell.experiment} {runner.name(task)}: {state}")
-    print(f"{todo} sessions to measure")
+    others = (
+        f"; {instead} of the others are shipped, which `make reproduce GPU={ctx.gpu.slug}` shows" if instead else ""
+    )
+    print(f"{sessions(todo)} to measure{others}")
+
+
+def _shipped(gpu: str) -> dict[tuple[Cell, int], str]:
+    """The outcome of each shipped session of `gpu`."""
+    return {(record.cell, record.session): record.outcome for record in records.load_shipped(HERE.results, gpu)}
 
 
 def _state(ctx: Context, task: Task) -> str:
@@ -197,8 +213,8 @@ def _state(ctx: Context, task: Task) -> str:
     if runner.refused(task, ctx.store):
         return "unsupported: an earlier session of it says why"
     if ctx.measurable:
-        return "will be measured"
-    return f"will not be measured: {gpus.absence(ctx.gpu, ctx.devices)}"
+        return WILL
+    return f"{WILL_NOT}: {gpus.absence(ctx.gpu, ctx.devices)}"
 
 
 def publish_records(ctx: Context) -> None:

@@ -100,6 +100,16 @@ CPU_FIGURES: dict[str, Drawer] = {
     "cpu-quantised": lambda view: figures_quant.quantised(quant_results.lines(view.frame, None, cpu=True)),
     "cpu-ladder": lambda view: figures_ladder.cpu_rungs(view.frame, view.kept),
 }
+# Which experiments' records a figure or table draws from; the step-time model is fitted on those with an anatomy.
+FITTED = ("graphs", "ladder")
+DRAWN_FROM: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("grid", "heatmap", "dispatch"), ("baseline", *FITTED)),
+    **dict.fromkeys(("fraction", "context", "cpu"), ("baseline",)),
+    **dict.fromkeys(("ab", "ab-sessions", "arms", "anatomy", "ledger", "ratios"), ("graphs",)),
+    **dict.fromkeys(("quantised", "projections", "why"), ("quantised",)),
+    "ladder": ("ladder",),
+    "predictions": FITTED,
+}
 OF_EXPERIMENT = {
     "cpu": "baseline",
     **{f"cpu-{name}": "quantised" for name in ("quantised", "projections", "why")},

@@ -16,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decodegap import frame, plan, records, report
+from decodegap import exhibits, frame, plan, records, report
 from decodegap.errors import BadInputError, BadRecordError
 from decodegap.paths import HERE, Places, imported
 from decodegap.schema import Record
@@ -62,13 +62,29 @@ def lines(name: str, store: Path, at: Places = HERE) -> list[str]:
             )
     if gone := sorted(set(cited or ()) - set(known)):
         raise BadRecordError(f"{name}: record {gone[0][:16]} is not here; restore it with git, or rebuild the file")
-    sources = sorted((known[each] for each in cited or ()), key=lambda source: str(source.path))
+    every = sorted((known[each] for each in cited or ()), key=lambda source: str(source.path))
+    sources, beside = (every, "") if stamp is None else _drawn_from(path, every)
     return [
-        f"{report.shown(path, at)}: {_stands_on(sources)}",
+        f"{report.shown(path, at)}: {_stands_on(sources)}{beside}",
         *_git(path, at),
         *_summary(sources),
         *_each(sources, at),
     ]
+
+
+def _drawn_from(path: Path, every: list[Source]) -> tuple[list[Source], str]:
+    """Those of the records whose hash a file carries that it draws from, and what to say of the others.
+
+    A figure or table carries the hash of all records of its report, because which of them it shows is decided by all.
+    """
+    experiments = exhibits.DRAWN_FROM.get(path.stem.removeprefix("cpu-"))
+    if experiments is None:
+        return every, ""
+    used = [source for source in every if source.record.cell.experiment in experiments]
+    others = len(every) - len(used)
+    return used, f", those of {', '.join(experiments)}; its hash is of {others} more, which it does not show" * (
+        others > 0
+    )
 
 
 def _file(name: str, at: Places) -> Path:

@@ -1,4 +1,4 @@
-"""How records become the paper's files, and what stands where each cell of a plan is asked for.
+"""How records become the paper's files.
 
 The paper's tables and figures are made of shipped records alone. Local records of a GPU get the same tables and
 figures, theirs beside the shipped ones, in that GPU's local report; a CPU's get a report of their own.
@@ -10,21 +10,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decodegap import frame, gpus, numbers, parameters, plan, predict, published, records, render, style
+from decodegap import frame, gpus, numbers, parameters, plan, published, records, render, style
 from decodegap.errors import BadInputError, StoreError
-from decodegap.exhibits import FIGURES, TABLES, View, figure, figures_of, fit, table, tables_of
-from decodegap.grid import EXCLUDED, NOT_QUOTED, Kind
-from decodegap.launch import SAME_WORK, Kept
+from decodegap.exhibits import FIGURES, TABLES, View, figure, figures_of, table, tables_of
+from decodegap.launch import Kept
 from decodegap.paths import HERE, Places, imported
-from decodegap.plan import Task
-from decodegap.published import Published
 from decodegap.render import Table
-from decodegap.rows import CellRow, Store
-from decodegap.schema import Cell, Record
+from decodegap.schema import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from decodegap.rows import Store
     from decodegap.tensions import Finding
     from decodegap.verdicts import Verdict
 
@@ -39,21 +36,6 @@ class Views:
     store: Path
     main: View
     cpu: View | None
-
-
-@dataclass(frozen=True)
-class Line:
-    """What stands for one cell of a plan. `store` is the store of the records, empty if there are none."""
-
-    cell: Cell
-    kind: Kind
-    reason: str
-    store: str = ""
-
-    def text(self) -> str:
-        """The line as it is printed."""
-        cell = self.cell
-        return f"{cell.gpu} {cell.experiment} {cell.model} {cell.ctx} {cell.arm}: {self.kind} ({self.reason})"
 
 
 def paper(at: Places = HERE) -> View:
@@ -176,24 +158,6 @@ def places(gpu: str, store: Path, at: Places = HERE) -> list[Path]:
     return [folder for folder in wanted if folder.is_dir() and any(folder.iterdir())]
 
 
-def provenance(gpu: str, tasks: Sequence[Task], store: Path, at: Places = HERE) -> list[Line]:
-    """For each cell of `tasks`: measured (here or shipped), published, predicted, or missing and why.
-
-    `tasks` are one GPU's, `gpu`. Raises as `paper`.
-    """
-    study = published.load(at.published)
-    stores: dict[Store, list[Record]] = {"yours": records.load_all(store, gpu)}
-    if gpu != "cpu":
-        stores["imported"] = records.load_all(imported(store), gpu)
-        stores["shipped"] = records.load_shipped(at.results, gpu)
-    rows = [row for name, found in stores.items() for row in frame.cells(frame.sessions(found, name))]
-    fitted = fit(shipped(at))
-    wanted: dict[Cell, int] = {}
-    for task in tasks:
-        wanted[task.cell] = wanted.get(task.cell, 0) + 1
-    return [_line(cell, number, rows, study, fitted) for cell, number in wanted.items()]
-
-
 def shown(path: Path, at: Places = HERE) -> str:
     """`path` as people read it: from the checkout's root if it is inside."""
     return str(path.relative_to(at.root) if path.is_relative_to(at.root) else path)
@@ -204,47 +168,6 @@ def epoch_s(view: View) -> int:
     newest = max(view.frame["started_at"], default="") or view.published.paper.date
     when = datetime.fromisoformat(newest)
     return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
-
-
-def _line(cell: Cell, wanted: int, rows: Sequence[CellRow], study: Published, fitted: predict.Model | None) -> Line:
-    here = [row for row in rows if _is(row, cell)]
-    for store in ("yours", "imported", "shipped"):
-        ok = [row for row in here if row.store == store and row.outcome == "ok"]
-        if ok:
-            number = len({(row.host, session) for row in ok for session in row.session_ids})  # an A/B has two arms
-            tags = {row.host for row in ok}
-            hosts = f", {len(tags)} hosts" if len(tags) > 1 else ""
-            few = f" of {wanted}" if number < wanted else ""
-            shaky = max(row.unstable for row in ok)
-            unstable = f", {shaky} unstable" if shaky else ""
-            return Line(cell, "measured", f"{number}{few} sessions, {store}{hosts}{unstable}", store)
-    failed = "; ".join(f"{row.outcome}: {row.reason}" for row in here)
-    if _is_quoted(cell, study):
-        return Line(cell, "published", failed or f"arXiv {study.paper.arxiv}")
-    if failed:
-        return Line(cell, "missing", failed, here[0].store)
-    if study.excluded(cell.gpu, cell.model, cell.ctx):
-        return Line(cell, "missing", EXCLUDED + ", not measured here")
-    fits = not study.out_of_memory(cell.gpu, cell.model, cell.ctx)
-    if fits and cell.experiment == "baseline" and (said := predict.cell(fitted, cell.gpu, cell.model, cell.ctx)):
-        text = f"{said.mid:.3f}, {said.low:.3f} to {said.high:.3f} of the published floor"
-        return Line(cell, "predicted", f"{NOT_QUOTED}, not measured; {text}")
-    known = gpus.catalogue().get(cell.gpu)
-    return Line(cell, "missing", f"{NOT_QUOTED}, not measured" if known and known.paper else "not measured")
-
-
-def _is_quoted(cell: Cell, study: Published) -> bool:
-    """Whether the study has this cell: a fraction of the baseline, the ratio of the A/B, a step of a quantised path."""
-    if cell.experiment == "graphs" and cell.arm == SAME_WORK:
-        return study.find("graph_speedup", gpu=cell.gpu, model=cell.model, ctx=cell.ctx) is not None
-    if cell.experiment == "quantised":
-        return study.find("step_ms", gpu=cell.gpu, model=cell.model, ctx=cell.ctx, arm=cell.arm) is not None
-    return cell.experiment == "baseline" and study.fraction(cell.gpu, cell.model, cell.ctx) is not None
-
-
-def _is(row: CellRow, cell: Cell) -> bool:
-    coordinates = (row.gpu, row.experiment, row.model, row.ctx, row.cell_arm, row.dtype, row.sdpa)
-    return coordinates == (cell.gpu, cell.experiment, cell.model, cell.ctx, cell.arm, cell.dtype, cell.sdpa)
 
 
 def _gpus_in(store: Path) -> list[str]:

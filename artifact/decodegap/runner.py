@@ -16,6 +16,7 @@ from decodegap import fitness, gate, gpus, locks, progress, records, steadiness
 from decodegap.errors import BadInputError, BadRecordError, NotMeasuredError, StoreError
 from decodegap.paths import HERE
 from decodegap.plan import Task, task_to_json
+from decodegap.rows import sessions
 from decodegap.schema import Record
 
 DEADLINE_S = 900.0  # a session takes seconds; one that hangs this long will not come back
@@ -70,7 +71,7 @@ def run(
         sweep(store)
         missing = [task for task in tasks if not _is_done(task, store, report, say) and not refused(task, store)]
         if report.cached:
-            say(f"{len(report.cached)} of {len(tasks)} sessions are measured already")
+            say(f"measured already: {len(report.cached)} of {sessions(len(tasks))}")
         device = _admitted(missing, store) if missing else None
         began, done = time.monotonic(), 0
         while missing and not report.unfit:
@@ -91,7 +92,7 @@ def run(
         )
     if report.failed:
         raise NotMeasuredError(
-            f"{len(report.failed)} of {len(tasks)} sessions could not be measured, first {report.failed[0]}; "
+            f"{len(report.failed)} of {sessions(len(tasks))} could not be measured, first {report.failed[0]}; "
             "what was measured is kept, and the same command goes on from here"
         )
     return report

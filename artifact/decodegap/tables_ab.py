@@ -9,6 +9,7 @@ from decodegap.grid import LEGEND, MARKS, NOT_MEASURED, model_label
 from decodegap.launch import Kept, Paired, PairedSession
 from decodegap.published import Published, Value
 from decodegap.render import Table
+from decodegap.rows import sessions as count_sessions
 from decodegap.stats import METHODS, MIN_FOR_INTERVAL
 from decodegap.tables import DASH, number
 
@@ -237,8 +238,8 @@ def _attested_notes(found: Sequence[Paired]) -> list[str]:
         doubts = dict.fromkeys(doubt for session in pair.sessions for doubt in session.doubts)
         why = f" ({'; '.join(doubts)})" if doubts else ""
         notes.append(
-            f"{pair.where.short}, {pair.first} and {pair.second}: {good} of {len(pair.sessions)} sessions attested as "
-            f"the same work{why}."
+            f"{pair.where.short}, {pair.first} and {pair.second}: {good} of {count_sessions(len(pair.sessions))} "
+            f"attested as the same work{why}."
         )
     return notes
 

@@ -259,5 +259,5 @@ def test_a_clock_that_jumps_back_changes_no_duration(tmp_path: Path, faults: Led
     os.utime(records.path_of(tmp_path, task.cell, 1), (0, 0))
     said: list[str] = []
     runner.run([task], tmp_path, say=said.append)
-    assert said == ["1 of 1 sessions are measured already"]
+    assert said == ["measured already: 1 of 1 session"]
     faults.check("the clock jumps back, in a session and between two runs", "nothing: no time is taken from it")
