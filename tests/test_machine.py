@@ -145,9 +145,14 @@ def test_the_state_is_quick_to_read(fake_nvml, h200):
         ({"process": ["{stranger} 300"], "used_mib": 304}, 1),
         ({"process": ["self 500", "{stranger} 300", "4000000 200"], "used_mib": 1004}, 2),
         ({"process": ["{parent} 300"], "used_mib": 304}, 0),
+        ({"used_mib": 200}, 0),  # an idle card's own
+        ({"used_mib": 201}, 1),
+        ({"process": ["{stranger} 300"], "used_mib": 500}, 1),
+        ({"process": ["{stranger} 300"], "used_mib": 501}, 2),
         ({"used_mib": 20000}, 1),  # nobody listed, yet the memory is taken: a container hides its owner
         ({"process": ["{stranger} 300"], "used_mib": 20000}, 2),
-        ({"processes_missing": 1, "used_mib": 4}, None),
+        ({"processes_missing": 1, "used_mib": 200}, None),
+        ({"processes_missing": 1, "used_mib": 201}, 1),
         ({"processes_missing": 1, "used_mib": 20000}, 1),
     ],
 )

@@ -7,19 +7,25 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 import test_makefile
 from faults.ledger import Ledger
 from test_makefile import STAND_IN, clone, installs, make
 
 __all__ = ["clone"]  # the fixture: a copy of the packaging files beside a PATH without a Python
-SLOW_PIP = STAND_IN.replace('exit "${FAKE_PIP_EXIT:-0}"', "echo half >.venv/half-installed; sleep 30")
+HANG = "echo half >.venv/half-installed; sleep 30"
+SLOW_PIP = STAND_IN.replace('exit "${FAKE_PIP_EXIT:-0}"', HANG)
+SLOW_VENV = STAND_IN.replace('cp "$0" .venv/bin/python', f'cp "$0" .venv/bin/python; {HANG}')
 
 
-def test_an_installation_that_is_killed_is_finished_by_the_next_make(clone: Path, faults: Ledger) -> None:
+@pytest.mark.parametrize(("slow", "venvs", "pips"), [(SLOW_VENV, 2, 1), (SLOW_PIP, 1, 2)], ids=["venv", "pip"])
+def test_an_installation_that_is_killed_is_finished_by_the_next_make(
+    clone: Path, faults: Ledger, slow: str, venvs: int, pips: int
+) -> None:
     sleep = shutil.which("sleep")
     assert sleep
     (clone.parent / "bin/sleep").symlink_to(sleep)
-    test_makefile.put_python(clone, SLOW_PIP)
+    test_makefile.put_python(clone, slow)
     program = shutil.which("make")
     assert program
     env = {"PATH": str(clone.parent / "bin"), "HOME": str(clone.parent), "CALLS": str(clone.parent / "calls.log")}
@@ -35,6 +41,7 @@ def test_an_installation_that_is_killed_is_finished_by_the_next_make(clone: Path
         test_makefile.executable(place, STAND_IN)
     second = make(clone, "status")
     assert second.returncode == 0, second.stderr
-    assert installs(clone) == ["analysis", "analysis"]
+    assert sum("-m venv .venv" in line for line in test_makefile.calls(clone)) == venvs
+    assert installs(clone) == ["analysis"] * pips
     assert (clone / ".venv/analysis.stamp").read_bytes() == (clone / "requirements/analysis.lock").read_bytes()
-    faults.check("SIGKILL of an installation", second.stderr.splitlines()[0])
+    faults.check("SIGKILL of an installation", second.stderr.splitlines()[-2])
