@@ -129,8 +129,9 @@ def _one_run(campaign: Campaign, kills: int, dice: random.Random, account: Accou
 
 
 def _wait_for_writer(store: Path, session: psutil.Process) -> None:
-    """Return at the moment at which the session has a record half written, or has ended."""
-    while session.is_running() and not list(store.glob("*/*/.*.partial")):
+    """Return at the moment at which the session begins a file, whatever its name, or has ended."""
+    before = set(store.glob("*/*/*"))
+    while session.is_running() and not set(store.glob("*/*/*")) - before:
         time.sleep(0.0005)
 
 

@@ -105,7 +105,9 @@ def test_out_of_host_memory_is_a_record_of_it(tmp_path: Path, faults: Ledger) ->
     record = records.load(records.path_of(tmp_path, asked[0].cell, 1))
     assert (record.outcome, record.series, record.step_ms) == ("oom", [], None)
     assert record.bytes_asked
-    assert "out of host memory" in record.reasons[0]
+    (reason,) = record.reasons
+    assert reason.startswith("out of host memory: ")
+    assert said[-1].endswith(f"oom: {reason}")
     faults.check("out of host memory", said[-1].split(": ", 1)[1])
 
 
