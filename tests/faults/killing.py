@@ -45,6 +45,13 @@ class Campaign:
     marks: Mapping[str, str]  # a process kind -> text in its command line
     horizon_s: float
 
+    def victim(self, done: int, dice: random.Random) -> str:
+        """Whom to kill after `done` kills: first each kind once, the rarest before the others, then by their shares."""
+        rarest_first = sorted(self.targets, key=lambda kind: self.targets[kind])
+        if done < len(rarest_first):
+            return rarest_first[done]
+        return dice.choices(list(self.targets), list(self.targets.values()))[0]
+
     def alive(self, process: "subprocess.Popen[bytes]", kind: str) -> list[psutil.Process]:
         """The processes of one kind in the run: the started one is the runner, and the session is the writer."""
         kind = "session" if kind == "writer" else kind
@@ -101,7 +108,7 @@ def _one_run(campaign: Campaign, kills: int, dice: random.Random, account: Accou
                 time.sleep(0.01)
                 continue
             seen.add(sessions[0].pid)
-            kind = dice.choices(list(campaign.targets), list(campaign.targets.values()))[0]
+            kind = campaign.victim(account.total, dice)
             sent = dice.choice((signal.SIGKILL, signal.SIGTERM))
             if kind == "writer":
                 _wait_for_writer(campaign.store, sessions[0])
