@@ -224,6 +224,15 @@ def test_the_figure_marks_the_limit_and_what_was_not_measured(paper: View) -> No
     assert labels == [*plan_ladder.RUNGS, *plan_ladder.RUNGS[:-1]]  # int4 is planned at one context only
 
 
+def test_a_bar_that_is_cut_says_so_dissected_or_not() -> None:
+    """Two white strokes a cut bar, whether its parts are known (session 1) or not."""
+    for session in (1, 2):
+        figure = exhibits.figure(view([rungs("rungs", SHARED, session=session)]), "ladder")
+        strokes = [line for line in figure.axes[0].lines if line.get_color() == "white"]
+        assert len(strokes) == 2 * len(("eager", "eager-pinned"))
+        assert ("not dissected" in texts(figure)) == (session == 2)
+
+
 def test_without_records_there_is_a_table_and_an_empty_figure() -> None:
     empty = view([])
     assert exhibits.table(empty, "ladder").rows == ()

@@ -186,9 +186,14 @@ def stack(axes: "Axes", at: float, anatomy: Anatomy, most: float) -> tuple[float
         axes.barh(at, width, left=start, height=0.72, color=colour, hatch=hatch, edgecolor="black", linewidth=0.4)
         right, left = (right + ms, left) if ms >= 0 else (right, left + ms)
     if right > most:
-        for x in (0.93, 0.95):  # the two strokes that say that a bar is cut
-            axes.plot([most * x, most * (x + 0.02)], [at + 0.5, at - 0.5], color="white", linewidth=1.6)
+        cut(axes, at, most)
     return left, right
+
+
+def cut(axes: "Axes", at: float, most: float) -> None:
+    """The two strokes that say that a bar is cut at `most`."""
+    for x in (0.93, 0.95):
+        axes.plot([most * x, most * (x + 0.02)], [at + 0.5, at - 0.5], color="white", linewidth=1.6)
 
 
 def patch(name: str) -> Patch:

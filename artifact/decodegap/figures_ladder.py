@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from decodegap import draw, ladder, style
-from decodegap.figures_anatomy import FOOT_IN, LINE_IN, PART_LOOKS, TOP_IN, patch, stack, values
+from decodegap.figures_anatomy import FOOT_IN, LINE_IN, PART_LOOKS, TOP_IN, cut, patch, stack, values
 from decodegap.ladder import Ladder, Rung
 from decodegap.launch import Kept
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 HOST_BOUND = ("eager", "eager-pinned")  # so slow on a fast card that their bars are cut, or no other could be read
 LIMIT_COLOUR, SMALL = "#000000", 6.5
+EMPTY: dict[str, Any] = {"facecolor": "white", "edgecolor": draw.GREY, "linewidth": 0.6}
 
 
 def rungs(frame: "pd.DataFrame", kept: Sequence[Kept]) -> "Figure":
@@ -90,13 +92,17 @@ def _bar(axes: "Axes", at: float, rung: Rung, longest: float) -> None:
         _, right = stack(axes, at, rung.parts, most)
         end = min(right, most)
     else:
-        axes.barh(at, end, height=0.72, color="white", edgecolor=draw.GREY, linewidth=0.6)
+        axes.barh(at, end, height=0.72, **EMPTY)
+        if step_ms > most:
+            cut(axes, at, most)
     axes.text(end + longest * 0.015, at, f"{step_ms:.2f}", va="center", ha="left", fontsize=SMALL)
 
 
 def _keys(found: Sequence[Ladder], measured: Sequence[Rung]) -> list[Any]:
     parts = [rung.parts for rung in measured if rung.parts]
     keys: list[Any] = [patch(name) for name in PART_LOOKS if any(values(each)[name] for each in parts)]
+    if any(rung.parts is None for rung in measured):
+        keys.append(Patch(label="not dissected", **EMPTY))
     if any(each.limit_ms for each in found):
         keys.append(
             Line2D([], [], color=LIMIT_COLOUR, linewidth=1.0, linestyle=draw.FLOOR_DASH, label="achievable floor")
