@@ -207,9 +207,9 @@ bench: ## what the bundle itself costs a session
 	@"$$PY" -m decodegap bench
 
 .PHONY: test
-test: ## the tests that need no GPU
+test: ## the tests that need no GPU, in two processes, each file in one of them
 	@$(call need,analysis measure dev)
-	@$(unset) "$$PY" -m pytest -m "not gpu"
+	@$(unset) "$$PY" -m pytest -m "not gpu" --numprocesses 2 --dist loadfile
 
 .PHONY: test-faults
 test-faults: ## inject every fault in full, with 200 kills; under 15 minutes

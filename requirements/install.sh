@@ -38,7 +38,7 @@ size_of() {
         analysis) echo "$(measured analysis packages) packages, $(measured analysis mb) MB in .venv, a minute or two" ;;
         measure) echo "torch and transformers; on Linux the registry's torch is a CUDA build of several GB, and" \
             "PIP_ARGS= can point pip at another; a CPU build: $(measured measure mb) MB in .venv, a minute" ;;
-        interpreter) echo "Triton, for tests of kernels without a GPU, half a minute" ;;
+        interpreter) echo "Triton, for tests of kernels without a GPU, $(measured interpreter mb) MB in .venv, half a minute" ;;
         quant) echo "sources of kernels and a build tool, about 10 MB in .venv, some seconds" ;;
         dev) echo "tests and linters, $(measured dev mb) MB in .venv, half a minute" ;;
     esac

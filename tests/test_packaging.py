@@ -71,7 +71,7 @@ def test_every_pin_is_exact_and_none_belongs_to_a_cuda_build() -> None:
 def test_sizes_are_those_of_the_sets_that_the_locks_install() -> None:
     sizes = tomllib.loads((ROOT / "requirements/sizes.toml").read_text(encoding="utf-8"))
     locks = {path.stem for path in (ROOT / "requirements").glob("*.lock")}
-    assert {"analysis", "measure", "dev"} <= set(sizes) <= locks
+    assert {"analysis", "measure", "dev", "interpreter"} <= set(sizes) <= locks
     for name, size in sizes.items():
         there = {"python_version": size["python"].rpartition(".")[0], "python_full_version": size["python"]}
         pins = [Requirement(line) for line in lock_lines(name)]
