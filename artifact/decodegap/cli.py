@@ -7,93 +7,24 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
-from decodegap import execute, experiment, gpus, plan, publish, records, runner, verbs_fused, verbs_review
+from decodegap import execute, experiment, gpus, publish, records, runner, verbs_fused, verbs_review
 from decodegap.errors import (
-    BadInputError,
     BadRecordError,
     DecodeGapError,
     NotFitError,
     NotMeasuredError,
-    StoreError,
     UnsupportedError,
-    WrongGpuError,
 )
-from decodegap.gpus import Device, Gpu
-from decodegap.paths import HERE, imported
-from decodegap.plan import Request, Task
+from decodegap.paths import HERE
+from decodegap.plan import Task
 from decodegap.rows import sessions
 from decodegap.schema import Cell
+from decodegap.settings import Context, context, here, tasks
 from decodegap.typeset import TypesetError
 
 WILL, WILL_NOT = "will be measured", "will not be measured"
-
-
-@dataclass(frozen=True)
-class Context:
-    """What every verb starts from: the request, the GPU it means, what is here, and where local records are."""
-
-    request: Request
-    devices: list[Device]
-    gpu: Gpu
-    device: Device | None
-    store: Path
-    experiments: tuple[str, ...]
-    require_measured: bool
-
-    @property
-    def measurable(self) -> bool:
-        """Whether the GPU asked for is this machine's, so that `reproduce` measures rather than replays."""
-        try:
-            gpus.require(self.request.gpu, self.devices)
-        except (WrongGpuError, BadInputError):  # a card that is not here, or that only records know
-            return False
-        return True
-
-
-def context(env: Mapping[str, str]) -> Context:
-    """Read and check the settings in `env`; raise `BadInputError` for the first that makes no sense."""
-    req = plan.request(
-        gpu=env.get("GPU", "") or "auto",
-        models=env.get("MODELS", ""),
-        contexts=env.get("CONTEXTS", ""),
-        sessions=env.get("SESSIONS", ""),
-        weights=env.get("WEIGHTS", "") or "synthetic",
-    )
-    names = tuple(plan.items("EXPERIMENTS", env.get("EXPERIMENTS", ""))) or tuple(experiment.PLANS)
-    for name in names:
-        if name not in experiment.PLANS:
-            raise BadInputError(f"EXPERIMENTS: {name!r} is none of {', '.join(experiment.PLANS)}")
-    if env.get("REQUIRE", "") not in ("", "measured"):
-        raise BadInputError(f"REQUIRE: {env['REQUIRE']!r}; the only requirement there is, is REQUIRE=measured")
-    store = experiment.store(env.get("RESULTS", ""))
-    for folder in (HERE.results, store):
-        if folder.exists() and not folder.is_dir():
-            raise StoreError(f"{folder}: is no folder, and records are kept in one there; move it away")
-    devices = gpus.detect()
-    gpu, device = gpus.choose(req.gpu, devices, extra=[*_kept(HERE.results), *_kept(store), *_kept(imported(store))])
-    return Context(
-        request=req,
-        devices=devices,
-        gpu=gpu,
-        device=device,
-        store=store,
-        experiments=names,
-        require_measured=bool(env.get("REQUIRE")),
-    )
-
-
-def _kept(store: Path) -> list[str]:
-    """The GPUs that `store` has records of."""
-    return [folder.name for folder in store.glob("[!.]*/") if any(records.files(store, folder.name))]
-
-
-def tasks(ctx: Context) -> list[Task]:
-    """Every session of every experiment asked for, in order."""
-    return [task for name in ctx.experiments for task in experiment.PLANS[name](ctx.request, ctx.gpu.slug)]
 
 
 def mode(ctx: Context, *, must_measure: bool = False, on_a_card: bool = False) -> None:
@@ -105,15 +36,7 @@ def mode(ctx: Context, *, must_measure: bool = False, on_a_card: bool = False) -
         raise UnsupportedError(f"this compiles kernels for an NVIDIA GPU, and {found}; nothing was installed for it")
     tasks(ctx)
     print("measure" if ctx.measurable else "replay")
-    print(f"decode-gap: {_here(ctx)}", file=sys.stderr)
-
-
-def _here(ctx: Context) -> str:
-    found = ctx.devices[0].describe() if ctx.devices else "no NVIDIA GPU"
-    if ctx.measurable:
-        what = "the CPU stand-ins" if ctx.gpu.slug == "cpu" else ctx.gpu.label
-        return f"found {found}; GPU={ctx.request.gpu} measures {what} here"
-    return f"found {found}; GPU={ctx.request.gpu} is not here, so shipped, published and predicted values are shown"
+    print(f"decode-gap: {here(ctx)}", file=sys.stderr)
 
 
 def measure(ctx: Context) -> None:
@@ -163,7 +86,7 @@ def summary(ctx: Context) -> None:
     """Say what is measured, published, predicted or missing and why, line by line, and where the files are."""
     from decodegap import report, standing
 
-    print(f"\n{_here(ctx)}")
+    print(f"\n{here(ctx)}")
     lines = standing.lines(ctx.gpu.slug, tasks(ctx), ctx.store, HERE)
     for item in lines:
         print(f"  {item.text()}")
@@ -179,7 +102,7 @@ def summary(ctx: Context) -> None:
 
 def status(ctx: Context) -> None:
     """Every session of the plan: measured already, or to be measured, or why not; and what is shipped instead."""
-    print(_here(ctx))
+    print(here(ctx))
     shipped = {} if ctx.gpu.slug == "cpu" else _shipped(ctx.gpu.slug)
     todo = instead = 0
     for task in tasks(ctx):

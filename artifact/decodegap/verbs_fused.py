@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from decodegap.cli import Context
+    from decodegap.settings import Context
 
 
 def tune(ctx: "Context") -> None:

@@ -9,7 +9,7 @@ from decodegap.paths import HERE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from decodegap.cli import Context
+    from decodegap.settings import Context
 
 
 def verify(ctx: "Context") -> None:
