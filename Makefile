@@ -209,7 +209,7 @@ bench: ## what the bundle itself costs a session
 .PHONY: test
 test: ## the tests that need no GPU, in two processes, each file in one of them
 	@$(call need,analysis measure dev)
-	@$(unset) "$$PY" -m pytest -m "not gpu" --numprocesses 2 --dist loadfile
+	@$(unset) "$$PY" -m pytest -m "not gpu" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-faults
 test-faults: ## inject every fault in full, with 200 kills; under 15 minutes
