@@ -147,17 +147,18 @@ def _stoppable() -> Iterator[None]:
     try:
         yield
     finally:
-        loop.run_until_complete(_drop_tasks())
+        with contextlib.suppress(asyncio.CancelledError):
+            loop.run_until_complete(asyncio.sleep(0))  # a turn for a signal that came after the last step
         for sent, was in ours.items():
             loop.remove_signal_handler(sent)
             signal.signal(sent, was)
+        loop.run_until_complete(_drop_tasks())
         if came.is_set():
             raise KeyboardInterrupt
 
 
 async def _drop_tasks() -> None:
     """Cancel what else is left in this loop and see it end."""
-    await asyncio.sleep(0)  # time for a signal that came after the last step
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()

@@ -1,5 +1,6 @@
 """Ctrl-C, as a terminal sends it: to every process in front, at a moment of its own."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -14,8 +15,9 @@ import psutil
 import pytest
 from faults.killing import wait_for_lock
 from faults.ledger import Ledger
+from jupyter_core.utils import ensure_event_loop
 
-from decodegap import records
+from decodegap import execute, records
 from decodegap.paths import HERE
 
 STOPPED = "decode-gap: stopped; what was measured is kept, and the same command goes on from here"
@@ -78,6 +80,17 @@ def test_a_signal_in_the_middle_of_a_message_is_one_line(tmp_path: Path, sent: s
     assert {line for line in said.read_text().splitlines() if line.strip()} == {"begun", "on and on", STOPPED}
     assert psutil.wait_procs(kernels_of(tmp_path / "store"), timeout=10)[1] == []
     faults.check(f"{sent.name} while papermill reads what its kernel prints", STOPPED)
+
+
+def test_a_signal_after_the_last_step_is_not_lost_and_no_task_is_left() -> None:
+    loop, before = ensure_event_loop(), signal.signal(signal.SIGTERM, signal.default_int_handler)
+    tasks = [loop.create_task(asyncio.sleep(600))]
+    with pytest.raises(KeyboardInterrupt), execute._stoppable():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.signal(signal.SIGTERM, before) is signal.default_int_handler
+    with execute._stoppable():
+        tasks.append(loop.create_task(asyncio.sleep(600)))
+    assert [task.cancelled() for task in tasks] == [True, True]
 
 
 @pytest.mark.slow
