@@ -156,7 +156,7 @@ def test_a_killed_session_is_measured_again(tmp_path: Path) -> None:
 
 
 def test_a_session_that_keeps_dying_is_named_at_the_end(tmp_path: Path) -> None:
-    with pytest.raises(NotMeasuredError, match=r"1 of 1 sessions .* tiny-llama ctx 24 .*no result within 0 s"):
+    with pytest.raises(NotMeasuredError, match=r"1 of 1 session .* tiny-llama ctx 24 .*no result within 0 s"):
         runner.run(tasks(), tmp_path, say=quiet, deadline_s=0.2, attempts=2)
     assert session_pids() == []
 
