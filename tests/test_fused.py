@@ -104,6 +104,22 @@ def test_tiles_that_do_not_fit_are_named(kernel, change, said):
         check_tiles(tiles.having(kernel, replace(tiles.of(kernel), **change)), shape("qwen2.5-7b"))
 
 
+@pytest.mark.parametrize(
+    ("kernel", "change", "said"),
+    [
+        ("o", {"rows": 8}, "o: rows is 8 and must divide 3584 and be 16 at least"),
+        ("gate_up", {"rows": 4}, "be 8 at least"),
+        ("qkv", {"block": 256, "warps": 4}, "block is 256 and must be 512 at least"),
+    ],
+)
+def test_in_4_bits_a_tile_is_a_matrix_unit_s_at_least_and_a_group_a_warp(kernel, change, said):
+    tiles = load_tiles("qwen2.5-7b", "h200", 2048, 4)
+    with pytest.raises(BadInputError, match=said):
+        check_tiles(
+            tiles.having(kernel, replace(tiles.of(kernel), **change)), shape_of(models.lookup("qwen2.5-7b").config, 4)
+        )
+
+
 def test_an_entry_with_a_mistake_says_where():
     with pytest.raises(BadInputError, match=r"h200\.toml: x\.ctx-1: 'qkv'"):
         from_dict({}, "h200.toml: x.ctx-1")
@@ -187,6 +203,16 @@ def test_candidates_fit_and_differ(slug, ctx, bits):
         assert len(set(found)) == len(found) > 10
         for tile in found:
             check_tiles(tiles.having(kernel, tile), wanted)
+
+
+def test_the_tuner_can_find_every_tile_that_is_shipped():
+    for name, per_context in tomllib.loads((FOLDER / "h200.toml").read_text()).items():
+        model, bits = name.removesuffix("-int4"), 4 if name.endswith("-int4") else 16
+        for key, entry in per_context.items():
+            tiles, ctx = from_dict(entry, key), int(key.removeprefix("ctx-"))
+            for kernel in TILED:
+                tried = search.candidates(kernel, shape_of(models.lookup(model).config, bits), ctx)
+                assert tiles.of(kernel) in tried, (name, key, kernel)
 
 
 def test_without_a_gpu_the_arm_says_so_in_one_line(monkeypatch):

@@ -104,7 +104,8 @@ def _possible(own: list[str], device: str, found: "Findings") -> list[str]:
 def _judge(setup: Setup, bits: int = 16) -> Callable[[str, torch.Tensor], Check]:
     """What holds a rung's logits against the reference of the same step, beside the error of stock eager.
 
-    In 4 `bits` both have the weights that the codes stand for, in a copy of the network, over the same K and V.
+    In 4 `bits` the reference has the weights that the codes stand for, in a copy of the network, and eager has them
+    rounded to its dtype; both over the same K and V.
     """
     past, net = _past(setup), setup.net
     if bits != FULL_BITS:

@@ -2,8 +2,9 @@
 
 A weight is `(code - 8) * scale`, with a scale for each 128 columns of a row. Matrix units multiply tiles of 16 rows by
 16 columns, and of such a tile a thread holds four columns of two rows. `layout.in_tiles` packs those eight codes into
-one word, so that they become the operand without moving between threads: set before it the right bits, and a code is
-the fraction of a bf16, 128 + code, in one instruction for two codes. What that adds to a sum, 136 (128 + 8) times the
+one word, so that they become the operand without moving between threads: thread 5 of a warp, say, holds rows 1 and 9
+and columns 8 to 15 of each 32. Set before it the right bits, and a code is the fraction of a bf16, 128 + code, in one
+instruction for two codes. What that adds to a sum, 136 (128 + 8) times the
 sum of the vector's part, is taken off when the scales are applied.
 
 The vector is the other operand, its eight columns all alike, and each thread loads its numbers of it too. The
@@ -24,10 +25,11 @@ import triton
 import triton.language as tl
 
 from decodegap.fused.device import high_half, low_half, unknown_zero
+from decodegap.fused.shape import GROUP, UNIT_ROWS
 
-_GROUP = tl.constexpr(128)
-_HIGH = tl.constexpr(16)  # rows of a matrix unit's tile
-_GROUP_WORDS = tl.constexpr(256)  # of 16 rows of a group: two loads of 16 bytes for each of 32 threads
+_GROUP = tl.constexpr(GROUP)
+_HIGH = tl.constexpr(UNIT_ROWS)
+_GROUP_WORDS = tl.constexpr(UNIT_ROWS * GROUP // 8)  # two loads of 16 bytes for each of 32 threads
 _TURN = tl.constexpr(8)  # columns of a matrix unit's product
 _ADDED = tl.constexpr(136.0)
 
@@ -88,7 +90,10 @@ def _quarter(
 
 @triton.jit
 def _code_part(at: tl.constexpr, vector: tl.tensor, K: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
-    """What each thread needs of a bf16 vector for tile `at`, in words, `[4, 8, groups, 4, 2, 2]`."""
+    """What each thread needs of a bf16 vector for tile `at`, in words, `[4, 8, groups, 4, 2, 2]`.
+
+    The last two are the quarter: which of a half, and which half of the group.
+    """
     front = tl.join(_quarter(at, 0, vector, K, BLOCK), _quarter(at, 1, vector, K, BLOCK))
     back = tl.join(_quarter(at, 2, vector, K, BLOCK), _quarter(at, 3, vector, K, BLOCK))
     return tl.join(front, back)
@@ -121,6 +126,7 @@ def _operand(words: tl.tensor, exponents: tl.tensor, SPREAD: tl.constexpr, ROWS:
 @triton.jit
 def _other_operand(numbers: tl.tensor, SPREAD: tl.constexpr) -> tl.tensor:
     """A part's numbers as `[groups, 128, 8]`, in the order that `_operand` gives columns."""
+    # Columns' place, threads that hold the same, groups, operand, the column's upper bit, quarter, half, lowest bit.
     split = tl.reshape(numbers, [4, _TURN, SPREAD, 2, 2, 2, 2, 2])
     return tl.reshape(tl.permute(split, 2, 6, 5, 3, 0, 4, 7, 1), [SPREAD, _GROUP, _TURN])
 
@@ -172,7 +178,7 @@ def code_product(
     """
     SPREAD: tl.constexpr = BLOCK // _GROUP
     COUNT: tl.constexpr = (K + BLOCK - 1) // BLOCK
-    TURN: tl.constexpr = 8  # again: the interpreter divides no number by what is shared
+    TURN: tl.constexpr = 8  # as _TURN, by which Triton's interpreter cannot divide a plain number
     column = tl.arange(0, _TURN)[None, None, :]
     exponents = unknown_zero(weights) | 0x43004300
     parts = first_code_parts(x, K, BLOCK)

@@ -8,8 +8,8 @@ from decodegap.fused.tiles import Attention, Matvec, Tile, least
 
 LANES = 32
 LOAD_BITS = 128  # that a thread loads at once
-MOST_TILES = 20  # a row has: each is unrolled
-FEWEST_WORDS, MOST_WORDS = 16, 112  # registers a thread that hold weights on their way
+MOST_TILES = 40  # a row has: each is unrolled
+FEWEST_WORDS, MOST_WORDS = 8, 112  # registers a thread that hold weights on their way
 ORDER = ("attention", "o", "qkv", "down", "gate_up", "lm_head")  # what costs most beyond its bytes first
 
 
@@ -35,7 +35,7 @@ def _matvec(kernel: str, shape: Shape) -> Iterator[Matvec]:
                 if shape.rows(kernel) % rows or rows < fewest:
                     continue
                 words = pairs * rows * block * bits // 32 // (LANES * warps)
-                for ahead in (tile for tile in (1, 2, 4, 7) if tile <= tiles):
+                for ahead in (tile for tile in (1, 2, 3, 4, 7) if tile <= tiles):
                     if FEWEST_WORDS <= words * ahead <= MOST_WORDS:
                         yield Matvec(rows=rows, block=block, warps=warps, ahead=ahead)
 

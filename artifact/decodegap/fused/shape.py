@@ -107,5 +107,5 @@ def kernel_bytes(shape: Shape, ctx: int) -> dict[str, int]:
 
 
 def launches(shape: Shape) -> dict[str, int]:
-    """How often a step launches each tiled kernel."""
+    """How often a step launches `embed` and each tiled kernel."""
     return {name: 1 if name in ("embed", "lm_head") else shape.layers for name in ("embed", *TILED)}
