@@ -82,9 +82,9 @@ def _drawn_from(path: Path, every: list[Source]) -> tuple[list[Source], str]:
         return every, ""
     used = [source for source in every if source.record.cell.experiment in experiments]
     others = len(every) - len(used)
-    return used, f", those of {', '.join(experiments)}; its hash is of {others} more, which it does not show" * (
-        others > 0
-    )
+    if not others:
+        return used, ""
+    return used, f", those of {', '.join(experiments)}; its hash is of {others} more, which it does not show"
 
 
 def _file(name: str, at: Places) -> Path:
