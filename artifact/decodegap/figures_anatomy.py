@@ -30,6 +30,9 @@ RESIDUAL = "residual"
 MEASURED_COLOUR, STUDY_COLOUR = style.LOOKS[0][0], "#000000"
 NAMED_HOSTS = 4  # more names would fill the figure
 LINE_IN, TOP_IN, FOOT_IN = 0.15, 0.55, 0.4
+INDENT = (
+    0.015  # of the longest bar: how far a heading stands from the axis, which would strike through its first letter
+)
 CUT = ("eager-auto",)  # arms so slow that their bars are cut, or no other bar could be read
 
 
@@ -77,7 +80,7 @@ def parts(bars: Sequence[Bar]) -> "Figure":
         longest = max(whole, default=1.0)
         at, ticks, leftmost, rightmost = 0.0, [], 0.0, longest * 1.08
         for group in groups:
-            axes.text(0, at, group, va="center", ha="left", fontweight="bold", fontsize=6.5)
+            axes.text(longest * INDENT, at, group, va="center", ha="left", fontweight="bold", fontsize=6.5)
             for bar in (b for b in bars if b.group == group):
                 at += 1
                 ticks.append((at, bar.label))
@@ -190,10 +193,10 @@ def stack(axes: "Axes", at: float, anatomy: Anatomy, most: float) -> tuple[float
     return left, right
 
 
-def cut(axes: "Axes", at: float, most: float) -> None:
+def cut(axes: "Axes", at: float, most: float, colour: str = "white") -> None:
     """The two strokes that say that a bar is cut at `most`."""
     for x in (0.93, 0.95):
-        axes.plot([most * x, most * (x + 0.02)], [at + 0.5, at - 0.5], color="white", linewidth=1.6)
+        axes.plot([most * x, most * (x + 0.02)], [at + 0.5, at - 0.5], color=colour, linewidth=1.6)
 
 
 def patch(name: str) -> Patch:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from decodegap import draw, ladder, style
-from decodegap.figures_anatomy import FOOT_IN, LINE_IN, PART_LOOKS, TOP_IN, cut, patch, stack, values
+from decodegap import draw, ladder, plan_ladder, style
+from decodegap.figures_anatomy import FOOT_IN, INDENT, LINE_IN, PART_LOOKS, TOP_IN, cut, patch, stack, values
 from decodegap.ladder import Ladder, Rung
 from decodegap.launch import Kept
 
@@ -35,6 +35,8 @@ def cpu_rungs(frame: "pd.DataFrame", kept: Sequence[Kept]) -> "Figure":
 def draw_ladders(found: Sequence[Ladder]) -> "Figure":
     """One group of bars a ladder, from the lowest rung to the highest, its achievable limit a dotted line through them.
 
+    The line ends above the rung in four bits, which has fewer bytes to read than that.
+
     A bar and the number at its end are of the session that was dissected, which need not be the mean of the table; a
     rung that was timed and not dissected has an empty bar, and one that was not measured says so.
     """
@@ -49,15 +51,16 @@ def draw_ladders(found: Sequence[Ladder]) -> "Figure":
         longest = max(quick or [_step_ms(rung) for rung in measured], default=1.0)
         at, ticks = 0.0, []
         for each in found:
-            axes.text(0, at, each.name, va="center", ha="left", fontweight="bold", fontsize=SMALL)
+            axes.text(longest * INDENT, at, each.name, va="center", ha="left", fontweight="bold", fontsize=SMALL)
             first = at + 1
             for rung in each.rungs:
                 at += 1
                 ticks.append((at, rung.arm))
                 _bar(axes, at, rung, longest)
             if each.limit_ms is not None:
+                last = at - sum(rung.arm == plan_ladder.INT4 for rung in each.rungs)
                 axes.plot(
-                    [each.limit_ms] * 2, [first - 0.5, at + 0.5], color=LIMIT_COLOUR, linewidth=1.0,
+                    [each.limit_ms] * 2, [first - 0.5, last + 0.5], color=LIMIT_COLOUR, linewidth=1.0,
                     linestyle=draw.FLOOR_DASH,
                 )  # fmt: skip
             at += 1.15
@@ -94,7 +97,7 @@ def _bar(axes: "Axes", at: float, rung: Rung, longest: float) -> None:
     else:
         axes.barh(at, end, height=0.72, **EMPTY)
         if step_ms > most:
-            cut(axes, at, most)
+            cut(axes, at, most, draw.GREY)
     axes.text(end + longest * 0.015, at, f"{step_ms:.2f}", va="center", ha="left", fontsize=SMALL)
 
 
