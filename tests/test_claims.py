@@ -141,6 +141,10 @@ def test_checks_against_a_reference_of_another_step_do_not_count() -> None:
     void = rehashed(good, checks=[c.model_copy(update={"error": 1.3, "eager_error": 1.3}) for c in good.checks])
     known = {v.claim.id: v for v in verdicts.judge(CLAIMS, STUDY, [good])}
     assert (known["ladder-logits"].word, known["ladder-logits"].detail) == ("reproduced", "1 checks")
+    with_eager = rungs("rungs", {"eager": 20.0, "fused": 3.4})
+    assert {check.arm for check in with_eager.checks} == {"eager", "fused"}
+    known = {v.claim.id: v for v in verdicts.judge(CLAIMS, STUDY, [with_eager])}
+    assert known["ladder-logits"].detail == "1 checks"  # stock eager against itself is none
     known = {v.claim.id: v for v in verdicts.judge(CLAIMS, STUDY, [void])}
     assert known["ladder-logits"].word == "not reproduced"
     assert "1 of them against a reference that stock eager itself is far from" in known["ladder-logits"].detail
@@ -428,7 +432,10 @@ def test_verify_prints_writes_and_exits(
     assert data["counts"]["not reproduced"] == missed
     monkeypatch.setenv("STRICT", "1")
     assert cli.main(["verify"]) == 1
-    assert f"STRICT: {missed} claims are not reproduced" in capsys.readouterr().err
+    goals = sum(v.word == "not reproduced" and v.claim.id.endswith(review.GOAL) for v in review.judged())
+    musts = missed - goals
+    said = f"STRICT: {musts} claim{'s' * (musts > 1)} and {goals} goals not reproduced, first "
+    assert capsys.readouterr().err.partition(said)[2].startswith("Headline: L4")  # what must hold before the goals
 
 
 def test_costs_are_sums_of_the_records() -> None:

@@ -18,10 +18,12 @@ from factory import grid, rehashed, rungs
 from decodegap import (
     anatomy,
     claims,
+    draw,
     exhibits,
     ladder,
     numbers_ladder,
     plan_ladder,
+    render,
     steadiness,
     tables_ladder,
     verdicts,
@@ -171,7 +173,7 @@ def test_fractions_are_of_the_published_floor_single_and_sustained(paper: View) 
     shown = dict(zip(exhibits.table(paper, "ladder").headers, row, strict=True))
     assert shown["Step (ms)"] == "3.500 (range 3.465–3.535)"
     assert shown["a/step"] == f"{floor_ms / 3.5:.3f}"
-    assert shown["Sust. (ms)"] == "3.570"
+    assert shown["Sust."] == "3.570"
     assert shown["a/sust."] == f"{floor_ms / 3.57:.3f}"
     assert (shown["MHz"], shown["W"], shown["Floor a"]) == ("1830", "699", f"{floor_ms:.3f}")
     assert (shown["Sessions"], shown["Parts of"]) == ("3", "s1: 3.500")
@@ -224,11 +226,37 @@ def test_the_figure_marks_the_limit_and_what_was_not_measured(paper: View) -> No
     assert labels == [*plan_ladder.RUNGS, *plan_ladder.RUNGS[:-1]]  # int4 is planned at one context only
 
 
+def test_the_limit_ends_above_the_rung_with_fewer_bytes() -> None:
+    figure = exhibits.figure(view([rungs("rungs", SHARED), rungs("int4", {"fused-int4": 1.4})]), "ladder")
+    axes = figure.axes[0]
+    rows = {label.get_text(): y for label, y in zip(axes.get_yticklabels(), axes.get_yticks(), strict=True)}
+    (limit,) = (line for line in axes.lines if line.get_color() == "#000000")
+    assert rows["fused"] < max(limit.get_ydata()) < rows["fused-int4"]  # type: ignore[arg-type]
+
+
+def test_a_change_beside_an_unstable_session_is_marked() -> None:
+    found = rungs("rungs", SHARED)
+    noisy = {"wall_ms": [20.0] * 10 + [14.0, 26.0] * 10}
+    series = [each.model_copy(update=noisy) if each.arm == "eager" else each for each in found.series]
+    table = exhibits.table(view([rehashed(found, series=series)]), "ladder")
+    aims = {row[3]: row[table.headers.index("Aims at")] for row in table.rows if row[2] == "2048" and row[1][0] == "Q"}
+    assert {rung for rung, text in aims.items() if steadiness.MARK in text} == {"eager-pinned"}
+
+
+def test_a_page_says_nothing_of_columns_that_it_lacks(paper: View) -> None:
+    table = exhibits.table(paper, "ladder")
+    printed = render.latex(table)
+    for said in ("clock and power", "Parts of:", "Error:", "a/sust.:"):
+        assert said in render.markdown(table)
+        assert said not in printed
+    assert "c/step &" in printed
+
+
 def test_a_bar_that_is_cut_says_so_dissected_or_not() -> None:
-    """Two white strokes a cut bar, whether its parts are known (session 1) or not."""
-    for session in (1, 2):
+    """Two strokes a cut bar: white where its parts are known (session 1), grey on a bar that is empty."""
+    for session, colour in ((1, "white"), (2, draw.GREY)):
         figure = exhibits.figure(view([rungs("rungs", SHARED, session=session)]), "ladder")
-        strokes = [line for line in figure.axes[0].lines if line.get_color() == "white"]
+        strokes = [line for line in figure.axes[0].lines if line.get_color() == colour]
         assert len(strokes) == 2 * len(("eager", "eager-pinned"))
         assert ("not dissected" in texts(figure)) == (session == 2)
 
@@ -247,6 +275,8 @@ def test_numbers_have_the_same_names_with_and_without_records() -> None:
     assert some["LadderFractionFusedQwenTwoK"] == "0.91"
     assert some["LadderClockFusedQwenTwoK"] == "1830"
     assert some["LadderGainInt"] == "n/m"
+    both = numbers_ladder.macros([rungs("rungs", SHARED), rungs("int4", {"fused-int4": 1.4})])
+    assert both["LadderGainInt"] == "2.50"
     assert all(name.isalpha() for name in some)
 
 
@@ -259,9 +289,10 @@ def test_numbers_of_several_hosts_are_the_tables_whatever_their_order() -> None:
             found.append(one)
     for ordered in (found, found[::-1]):
         said = numbers_ladder.macros(ordered)
-        middle = numbers_ladder.macros(found[:2])
-        assert said["LadderLimitQwenTwoK"] == middle["LadderLimitQwenTwoK"] != "n/m"  # the median, which one host keeps
-        assert said["LadderStepFusedQwenTwoK"] == "3.80"
+        limits = [each.limit_ms or 0.0 for each in ladder.ladders(view(found).frame, view(found).kept)]
+        assert said["LadderLimitQwenTwoK"] == f"{min(limits):.2f}–{max(limits):.2f}"  # the lines of the figure
+        assert said["LadderStepFusedQwenTwoK"] == "3.40–4.50"  # no mean over hosts, which none of them showed
+        assert (said["LadderSessionsFusedQwenTwoK"], said["LadderHostsFusedQwenTwoK"]) == ("3", "3")
         assert said["LadderGainInt"] == "2.00"
 
 
@@ -282,4 +313,5 @@ def test_the_int4_rung_is_held_against_the_fused_one() -> None:
     both = [rungs("rungs", SHARED), rungs("int4", {"fused-int4": 1.4})]
     found = {v.claim.id: v for v in verdicts.judge(known, STUDY, both)}
     assert found["fused-int4"].value == pytest.approx(2.5)
+    assert "fused from 1 session on 1 host and fused-int4 from 1 session on 1 host" in found["fused-int4"].detail
     assert (found["fused-int4"].word, found["fused-int4-goal"].word) == ("reproduced", "not reproduced")

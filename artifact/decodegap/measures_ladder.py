@@ -13,9 +13,22 @@ LEAST_MS = 0.01  # a part that takes less holds no step back
 
 def rung_gain(claim: Claim, records: Sequence[Record]) -> Found | None:
     """The fused bf16 step over the claim's rung's."""
-    slow = selection.step_ms(records, "ladder", claim.model, claim.ctx, plan_ladder.FUSED[-1])
-    fast = selection.step_ms(records, "ladder", claim.model, claim.ctx, claim.arm or "")
-    return Found(slow / fast, f"{slow:.2f} over {fast:.2f} ms{parts_of(claim, records)}") if slow and fast else None
+    names = (plan_ladder.FUSED[-1], claim.arm or "")
+    slow, fast = (selection.step_ms(records, plan_ladder.EXPERIMENT, claim.model, claim.ctx, arm) for arm in names)
+    if not slow or not fast:
+        return None
+    return Found(slow / fast, f"{slow:.3f} over {fast:.3f} ms, {_behind(claim, records, names)}"
+                 f"{parts_of(claim, records)}")  # fmt: skip
+
+
+def _behind(claim: Claim, records: Sequence[Record], arms: Sequence[str]) -> str:
+    """How many sessions on how many hosts each of these rungs has."""
+    told = []
+    for arm in arms:
+        rows = selection.of_cell(claim, selection.rows(records, plan_ladder.EXPERIMENT, arm))
+        hosts = f"{len(rows)} host" + ("s" if len(rows) > 1 else "")
+        told.append(f"{arm} from {sessions(sum(row.sessions for row in rows))} on {hosts}")
+    return " and ".join(told)
 
 
 def parts_of(claim: Claim, records: Sequence[Record]) -> str:

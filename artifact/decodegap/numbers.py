@@ -10,6 +10,7 @@ Measured quantities exist for the GPUs in `TEXT_GPUS` alone, `Published...` and 
 """
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from decodegap import gpus, models, predict
@@ -44,9 +45,9 @@ def macros(frame: "pd.DataFrame", published: Published) -> dict[str, str]:
                 cell = letters(gpu, re.split(r"[^a-z]", model.slug)[0], CONTEXT_WORDS[ctx])
                 here = [e for e in measured if (e.gpu, e.model, e.ctx) == (gpu, model.slug, ctx)]
                 if gpu in TEXT_GPUS:
-                    out[f"Step{cell}"] = _span([e.step_ms.value for e in here], 2)
-                    out[f"Fraction{cell}"] = _span([e.fractions["published"].value for e in here], 3)
-                    out[f"Floor{cell}"] = _span([e.floors_ms["published"] for e in here], 2)
+                    out[f"Step{cell}"] = span([e.step_ms.value for e in here], 2)
+                    out[f"Fraction{cell}"] = span([e.fractions["published"].value for e in here], 3)
+                    out[f"Floor{cell}"] = span([e.floors_ms["published"] for e in here], 2)
                 quoted = published.fraction(gpu, model.slug, ctx)
                 if quoted is not None:
                     out[f"PublishedFraction{cell}"] = f"{quoted:.3f}"
@@ -110,7 +111,8 @@ def _over_gpu(gpu: str, measured: list[Entry], published: Published) -> dict[str
     return out
 
 
-def _span(values: list[float | None], decimals: int) -> str:
+def span(values: Iterable[float | None], decimals: int) -> str:
+    """The range of these values, one number where all round to it, `n/m` where none is known."""
     texts = [f"{value:.{decimals}f}" for value in sorted(v for v in values if v is not None)]
     if not texts:
         return NOT_MEASURED

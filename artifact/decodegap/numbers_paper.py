@@ -6,7 +6,7 @@ import statistics
 import tomllib
 from collections.abc import Iterable, Sequence
 
-from decodegap import claims, frame, gpus, models, stats, steadiness, tensions, verdicts
+from decodegap import claims, frame, gpus, models, plan_ladder, review, stats, steadiness, tensions, verdicts
 from decodegap.launch import ARM_ORDER, GRAPH_LAUNCHED
 from decodegap.numbers import CONTEXT_WORDS, NOT_MEASURED, letters
 from decodegap.paths import HERE, Places
@@ -194,7 +194,17 @@ def _study(study: Published) -> dict[str, str]:
 def _verdicts(shipped: Sequence[Record], study: Published, at: Places) -> dict[str, str]:
     found = verdicts.judge(claims.load(at.claims, study), study, shipped)
     counts = {f"Claims{letters(*word.split())}": str(number) for word, number in verdicts.count(found).items()}
-    return counts | {"ClaimsAll": str(len(found))}
+    ladder = [v for v in found if v.claim.experiment == plan_ladder.EXPERIMENT and v.gpu == GPU]
+    goals = [v for v in ladder if review.is_goal(v)]
+    missed = review.missed_claims(ladder)
+    missed_goals = sum(map(review.is_goal, missed))
+    return counts | {
+        "ClaimsAll": str(len(found)),
+        "LadderMusts": str(len(ladder) - len(goals)),
+        "LadderMustsMissed": str(len(missed) - missed_goals),
+        "LadderGoals": str(len(goals)),
+        "LadderGoalsMissed": str(missed_goals),
+    }
 
 
 def _of(mine: Iterable[Record], arm: str, ctx: int) -> list[Record]:

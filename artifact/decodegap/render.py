@@ -33,6 +33,8 @@ class Table:
     data: tuple[dict[str, Any], ...]
     records: str  # hash of the records behind it
     unprinted: tuple[str, ...] = ()  # headers of columns that a page has no room for
+    printed_caption: str = ""  # the caption of a page that lacks them
+    unprinted_notes: tuple[str, ...] = ()  # notes that are about them alone
 
 
 def markdown(table: Table) -> str:
@@ -58,14 +60,17 @@ def latex(table: Table) -> str:
 
     To be readable at the width of a page, leading columns that stay the same for several lines, such as the GPU, become
     a heading above them, a source does not repeat what the marks say, one note says what parentheses are instead of
-    each range, `unprinted` columns are left out, and what is longer than a page goes on in a second float.
+    each range, `unprinted` columns and the notes on them are left out, and what is longer than a page goes on in a
+    second float.
     """
     lifted = _lifted(table)
     kept = [column for column, header in enumerate(table.headers) if column >= lifted and header not in table.unprinted]
     said = ["In parentheses after a step: its range."] * any(RANGE in text for row in table.rows for text in row)
     said += [f"Not in print: {', '.join(table.unprinted)}."] * bool(table.unprinted)
-    notes = " ".join(latex_escape(note) for note in (*table.notes, *said))
-    caption = "\n".join([rf"\caption{{{latex_escape(table.caption)}}}", rf"\label{{tab:{table.name}}}"])
+    notes = " ".join(latex_escape(note) for note in (*table.notes, *said) if note not in table.unprinted_notes)
+    caption = "\n".join(
+        [rf"\caption{{{latex_escape(table.printed_caption or table.caption)}}}", rf"\label{{tab:{table.name}}}"]
+    )
     pages = [_latex_lines(table, rows, kept, lifted) for rows in _pages(table)]
     lines = [f"% records {table.records}"]
     for number, body in enumerate(pages, 1):

@@ -192,7 +192,13 @@ def _files(view: View, at: Places, what: Collection[str]) -> Iterator[tuple[Path
         for made in tables_of(view):
             yield from _table_files(folder, made)
         if view.folder is None:
-            from decodegap import numbers_ladder, numbers_paper, numbers_quant, review  # they start from this module
+            from decodegap import (
+                numbers_ladder,
+                numbers_paper,
+                numbers_quant,
+                review,
+                withdrawn,
+            )  # they start from this module
 
             all_shipped = shipped(at)
             macros = numbers.macros(view.frame, view.published)
@@ -200,6 +206,7 @@ def _files(view: View, at: Places, what: Collection[str]) -> Iterator[tuple[Path
             macros |= numbers_paper.macros(all_shipped, view.published, at)
             macros |= numbers_quant.macros(all_shipped, view.published)
             macros |= numbers_ladder.macros(all_shipped)
+            macros |= withdrawn.macros(all_shipped, view.published, at)
             yield folder / "numbers.tex", numbers.latex(macros, frame.records_hash(view.frame)).encode()
             yield from review.paper_files(at, all_shipped, view.published)
     if "figures" in what:

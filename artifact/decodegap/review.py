@@ -61,7 +61,19 @@ def lines(found: Sequence[Verdict], findings: Sequence[Finding], gpu: str = "") 
 
 def missed_claims(found: Sequence[Verdict]) -> list[Verdict]:
     """The verdicts that say no: goals, which may be missed, behind what must hold."""
-    return sorted((v for v in found if v.word == "not reproduced"), key=lambda v: v.claim.id.endswith(GOAL))
+    return sorted((v for v in found if v.word == "not reproduced"), key=is_goal)
+
+
+def missed_count(missed: Sequence[Verdict]) -> str:
+    """How many of these verdicts are of claims that must hold, and how many of goals: `1 claim and 6 goals`."""
+    goals = sum(map(is_goal, missed))
+    counts = ((len(missed) - goals, "claim"), (goals, "goal"))
+    return " and ".join(f"{n} {what}{'s' * (n > 1)}" for n, what in counts if n) or "none"
+
+
+def is_goal(verdict: Verdict) -> bool:
+    """Whether the claim is one to strive for, and may be missed."""
+    return verdict.claim.id.endswith(GOAL)
 
 
 def _counts(found: Sequence[Verdict]) -> str:

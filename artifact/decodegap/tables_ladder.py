@@ -19,22 +19,36 @@ if TYPE_CHECKING:
 
 PARTS = dict(zip(anatomy.PARTS, ("Floor c", "Extra", "Ineff.", "Bubbles", "Host"), strict=True))
 HEADERS = (
-    "GPU", "Model", "Context", "Rung", "Aims at", "Shrank most", "Step (ms)", "a/step", "Sust. (ms)", "a/sust.",
-    "MHz", "W", "Floor a", *PARTS.values(), "Resid.", "Parts of", "Launches", "GB/s", "Error", "Sessions", "Source",
+    "GPU", "Model", "Context", "Rung", "Aims at", "Shrank most", "Step (ms)", "a/step", "c/step", "Sust.",
+    "a/sust.", "MHz", "W", "Floor a", *PARTS.values(), "Resid.", "Parts of", "Launches", "GB/s", "Error", "Sessions",
+    "Source",
 )  # fmt: skip
 COUNTED = HEADERS.index("Source") - HEADERS.index("Rung") - 1  # columns between the rung and its source
 TEXTS = ("GPU", "Model", "Rung", "Aims at", "Shrank most", "Source")
 UNPRINTED = ("a/sust.", "MHz", "W", "Floor a", "Resid.", "Parts of", "Launches", "GB/s", "Error")
+CAPTION = (
+    "The ladder, batch 1: each rung runs the same step and aims at one part of it. Aims at: that part, and by how many "
+    "ms it changed from the rung below. Shrank most: the part that did, aimed at or not. Step: synchronised after "
+    "each; sust.: in a loop of at least 2 s, in ms as well"
+)
+RATIOS = "a/step: the published floor over it; c/step: the achievable floor over it"
+PARTS_TEXT = "The parts are those of the anatomy, ms: what is left of each."
 STEP_NOTE = (
     "Step: the mean over the measured sessions; where fewer than planned are measured, their column says of how many. "
-    "Parts of: the one session that the parts are of, the middle one of those that were dissected, with its step in "
-    "ms, which they add up to with the residual; a change from rung to rung is between such sessions."
+    "The parts are of one session, the middle one of those that were dissected, and a change from rung to rung is "
+    f"between such sessions; it is marked {steadiness.MARK} where a session of either rung is unstable."
+)
+PARTS_NOTE = (
+    "Parts of: the session that the parts are of, with its step in ms, which they add up to with the residual (Resid.)."
 )
 FLOOR_NOTE = (
-    "Floor a: as published (of fused-int4, the bytes that are really held). Floor c: achievable, at the read bandwidth "
-    "(GB/s) of the session that the parts are of. The compiled and the int4 rung have sessions of their own, so their "
-    "floor c differs a little from that of the other rungs for the same bytes."
+    "Floor a, the published one (of fused-int4, of the bytes that are really held), counts the whole input embedding, "
+    "of which a step reads one row, and flatters most where little else is read. Floor c: achievable, without that "
+    "embedding and at the read bandwidth of the session that the parts are of; c/step takes the median floor of all "
+    "sessions. The compiled and the int4 rung have sessions of their own, so their floor c differs a little from that "
+    "of the other rungs for the same bytes."
 )
+HOST_NOTE = "Host, four characters: the beginning of an anonymous tag, by which hosts are told apart."
 ERROR_NOTE = "Error: of the logits against an fp32 reference, over stock eager's own, the largest of all sessions."
 
 NO_PROOF = "no proof"
@@ -62,12 +76,8 @@ def _table(found: Sequence[Ladder], missing: Sequence[Where], records: str) -> T
     lines = [(each, rung) for each in found for rung in each.rungs]
     return Table(
         name="ladder",
-        caption=(
-            "The ladder, batch 1: each rung runs the same step and aims at one part of it. Aims at: that part, and by "
-            "how many ms it changed from the rung below. Shrank most: the part that did, aimed at or not. Step: "
-            "synchronised after each; sust.: in a loop of at least 2 s, with the clock and power near its end. a/step, "
-            "a/sust.: the published floor over either. The parts are those of the anatomy, ms: what is left of each."
-        ),
+        caption=f"{CAPTION}, with the clock and power near its end. {RATIOS}; a/sust.: as a/step. {PARTS_TEXT}",
+        printed_caption=f"{CAPTION}. {RATIOS}. {PARTS_TEXT}",
         headers=HEADERS,
         rows=(*(_row(*line) for line in lines), *map(_missing_row, missing)),
         groups=(*(each.name for each, _ in lines), *(where.short for where in missing)),
@@ -76,6 +86,7 @@ def _table(found: Sequence[Ladder], missing: Sequence[Where], records: str) -> T
         data=(*(_data(*line) for line in lines), *map(_missing_data, missing)),
         records=records,
         unprinted=UNPRINTED,
+        unprinted_notes=(PARTS_NOTE, ERROR_NOTE),
     )
 
 
@@ -99,6 +110,7 @@ def _row(each: Ladder, rung: Rung) -> tuple[str, ...]:
         _change_text(each, rung, each.shrank_most(rung.arm)),
         step_text(row),
         number(row.fraction_published),
+        number(row.fraction_achievable),
         number(row.sustained_ms, 4) + (steadiness.CAP_MARK if row.capped and row.sustained_ms else ""),
         number(_of_floor(rung)),
         number(row.sustained_clock_mhz, 4),
@@ -125,7 +137,11 @@ def _change_text(each: Ladder, rung: Rung, part: str) -> str:
     if not part:
         return DASH
     change = each.changes(rung.arm).get(part)
-    return f"{PARTS[part]} {change:+.2f}" if change is not None else PARTS[part]
+    if change is None:
+        return PARTS[part]
+    below = each.below(rung.arm)
+    shaky = any(one.row and one.row.unstable for one in (rung, below) if one)
+    return f"{PARTS[part]} {change:+.2f}" + steadiness.MARK * shaky
 
 
 def _check_text(rung: Rung) -> str:
@@ -178,10 +194,11 @@ def _notes(found: Sequence[Ladder], missing: Sequence[Where]) -> tuple[str, ...]
     return (
         *([f"{means}."] if means else []),
         STEP_NOTE,
+        PARTS_NOTE,
         FLOOR_NOTE,
+        *([HOST_NOTE] if any(each.hosts > 1 for each in found) else []),
         ERROR_NOTE,
-        *([f"Achievable limit, the median floor c of a cell's 16-bit rungs: {limits}."] if (limits := _limits(found))
-          else []),
+        *([f"Achievable floor, median of a host's 16-bit rungs: {limits}."] if (limits := _limits(found)) else []),
         *([f"Range: smallest and largest of fewer than {MIN_FOR_INTERVAL} sessions; not an interval."]
           if any(row.spread == "range" for row in rows) else []),
         *([f"{LEGEND['missing']}."] if missing or any(r.row is None for e in found for r in e.rungs) else []),

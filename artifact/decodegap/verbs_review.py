@@ -23,11 +23,10 @@ def verify(ctx: "Context") -> None:
     print("\n".join(review.lines(found, findings, ctx.gpu.slug)))
     for path in report.rebuild_claims(ctx.gpu.slug, ctx.store, found, findings):
         print(os.path.relpath(path))
-    failed = [verdict for verdict in found if verdict.word == verdicts.WORDS[1]]
     if strict != "1":
         return
-    if failed:
-        raise NotMeasuredError(f"STRICT: {len(failed)} claims are not reproduced, first {failed[0].claim.text}")
+    if failed := review.missed_claims(found):
+        raise NotMeasuredError(f"STRICT: {review.missed_count(failed)} not reproduced, first {failed[0].claim.text}")
     if not any(verdict.gpu == ctx.gpu.slug and verdict.word == verdicts.WORDS[0] for verdict in found):
         raise NotMeasuredError(f"STRICT: no claim about {ctx.gpu.slug} is measured here, so none is reproduced")
 

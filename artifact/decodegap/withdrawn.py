@@ -1,0 +1,123 @@
+"""Which ladder sessions were shipped once and taken back, what they timed, and why: disclosed, and never evidence.
+
+Git alone holds their records. What the paper says of them was read there once and stands in a small file, so that a
+checkout without its history says it too: `python -m decodegap.withdrawn >withdrawn.json`.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from decodegap import claims, plan_ladder, selection
+from decodegap.numbers import NOT_MEASURED, span
+from decodegap.numbers_paper import GPU
+from decodegap.paths import DATA, HERE, Places
+from decodegap.published import Published
+from decodegap.schema import Record
+
+COMMIT = "114b2a0c77c57f6f38bbb8f440db8650d48698c6"  # takes them back
+REASON = "every rung was held against a step with other rotary frequencies, by a check that could not fail"
+ARM = plan_ladder.FUSED[-1]
+FILE = DATA / "withdrawn.json"
+
+
+class Session(BaseModel):
+    """One session that was taken back: where git has its record, and the steps (ms) that it timed, by rung."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str
+    content_hash: str
+    started_at: str
+    host_tag: str
+    model: str
+    ctx: int
+    steps_ms: dict[str, float]
+
+
+class Withdrawn(BaseModel):
+    """Sessions that one commit took back, and for which reason. Their records are in its parent."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    commit: str
+    reason: str
+    sessions: tuple[Session, ...]
+
+
+def load() -> Withdrawn:
+    """What this checkout says of them."""
+    return Withdrawn.model_validate_json(FILE.read_bytes())
+
+
+def from_git(root: Path, commit: str = COMMIT) -> Withdrawn:
+    """The same, read from the history of the checkout at `root`.
+
+    Raises `subprocess.CalledProcessError` where git does not hold the commit.
+    """
+    listed = _git(root, "show", "--name-only", "--diff-filter=D", "--format=", commit, "--", "artifact/results")
+    records = ((path, json.loads(_git(root, "show", f"{commit}^:{path}"))) for path in listed.split())
+    found = tuple(
+        Session(
+            path=path,
+            content_hash=each["content_hash"],
+            started_at=each["started_at"],
+            host_tag=each["machine"]["host_tag"],
+            model=each["cell"]["model"],
+            ctx=each["cell"]["ctx"],
+            steps_ms={series["arm"]: series["step_ms"] for series in each["series"]},
+        )
+        for path, each in records
+    )
+    return Withdrawn(commit=commit, reason=REASON, sessions=found)
+
+
+def text(found: Withdrawn) -> str:
+    """`found` as the file that holds it."""
+    return found.model_dump_json(indent=1) + "\n"
+
+
+def macros(shipped: Sequence[Record], study: Published, at: Places = HERE) -> dict[str, str]:
+    """Name -> text: how many were taken back, their fused steps, and how far the kept ones are from them."""
+    gone = load().sessions
+    mine = [record for record in shipped if record.cell.gpu == GPU]
+    apart = [kept / statistics.fmean(old) - 1 for old, kept in _pairs(gone, mine)]
+    (must,) = (each for each in claims.load(at.claims, study) if each.id == "fused-mistral-2048")
+    kept = selection.step_ms(mine, plan_ladder.EXPERIMENT, must.model, must.ctx, ARM)
+    return {
+        "WithdrawnSessions": str(len(gone)),
+        "WithdrawnHosts": str(len({each.host_tag for each in gone})),
+        "WithdrawnCommit": COMMIT[:7],
+        "WithdrawnApartMin": f"{min(apart):.1%}" if apart else NOT_MEASURED,
+        "WithdrawnApartMax": f"{max(apart):.1%}" if apart else NOT_MEASURED,
+        "WithdrawnStepMistralTwoK": span(_steps(gone, "mistral-7b-v0.3", 2048), 2),
+        "WithdrawnStepLlamaTwoK": span(_steps(gone, "llama-3.1-8b", 2048), 2),
+        "WithdrawnMeanMistralTwoK": f"{statistics.fmean(_steps(gone, 'mistral-7b-v0.3', 2048)):.2f}",
+        "MustMistralTwoK": f"{must.expected:.2f}",
+        "MissMistralTwoK": f"{kept / must.expected - 1:.1%}" if kept else NOT_MEASURED,
+    }
+
+
+def _pairs(gone: Sequence[Session], shipped: Sequence[Record]) -> Iterable[tuple[list[float], float]]:
+    """For each cell that has both: the fused steps taken back, and the mean of the kept ones (ms)."""
+    for model, ctx in dict.fromkeys((each.model, each.ctx) for each in gone):
+        kept = selection.step_ms(shipped, plan_ladder.EXPERIMENT, model, ctx, ARM)
+        if kept:
+            yield _steps(gone, model, ctx), kept
+
+
+def _steps(gone: Iterable[Session], model: str, ctx: int) -> list[float]:
+    return [each.steps_ms[ARM] for each in gone if (each.model, each.ctx) == (model, ctx)]
+
+
+def _git(root: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True).stdout
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text(from_git(HERE.root)))
