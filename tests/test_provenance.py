@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from factory import grid, record, write
 
-from decodegap import exhibits, provenance, records, report, style, webpage
+from decodegap import exhibits, history, provenance, records, report, style, webpage
 from decodegap.errors import BadInputError, BadRecordError
 from decodegap.exhibits import View
 from decodegap.paths import HERE, Places
@@ -135,6 +135,25 @@ def test_a_record_edited_since_is_named(at: Places) -> None:
     path.write_text(json.dumps(json.loads(path.read_bytes()) | {"step_ms": 1.0}))
     with pytest.raises(BadRecordError, match=f"{path.name}: the content does not match its own hash"):
         traced(at, at.figures / "fraction.pdf")
+
+
+def test_a_bad_record_that_is_traced_itself_has_the_way_out_of_every_other_target(at: Places) -> None:
+    shipped, own = next(records.files(at.results, "h200")), write([record()], at.local)[0]
+    for path, way_out in ((shipped, records.RESTORED), (own, records.MOVED_AWAY)):
+        path.write_bytes(path.read_bytes()[:-9])
+        with pytest.raises(BadRecordError, match=f"{path.name}: not JSON, so truncated or damaged; {way_out}$"):
+            traced(at, path)
+        path.unlink()
+
+
+def test_measuring_sources_that_git_holds_are_named_with_their_commit() -> None:
+    found = [each for each in records.load_all(HERE.results, "h200") if each.cell.experiment == "ladder"]
+    commits = history.commits_of({each.source_hash for each in found})
+    if not commits:
+        pytest.skip("needs a git checkout with its history")
+    said = "\n".join(provenance.lines(str(HERE.figures / "ladder.pdf"), HERE.local))
+    for each in found:
+        assert f"{each.source_hash} (as in commit {commits[each.source_hash][:12]}) x " in said
 
 
 @pytest.mark.parametrize(

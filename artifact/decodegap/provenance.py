@@ -16,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decodegap import exhibits, frame, plan, records, report
+from decodegap import exhibits, frame, history, plan, records, report
 from decodegap.errors import BadInputError, BadRecordError
 from decodegap.paths import HERE, Places, imported
 from decodegap.schema import Record
@@ -67,7 +67,7 @@ def lines(name: str, store: Path, at: Places = HERE) -> list[str]:
     return [
         f"{report.shown(path, at)}: {_stands_on(sources)}{beside}",
         *_git(path, at),
-        *_summary(sources),
+        *_summary(sources, at),
         *_each(sources, at),
     ]
 
@@ -111,7 +111,7 @@ def _cited(path: Path, content: bytes) -> tuple[str, ...] | None:
     """The records that a file names itself: a record, or a CSV with a column of them; None for any other file."""
     text = content.decode("utf-8", "replace")
     if path.suffix == ".json" and path.name.count("_s"):
-        return (records.load(path).content_hash,)
+        return (records.load_kept(path).content_hash,)
     if path.suffix != ".csv" or "records" not in text.partition("\n")[0].split(","):
         return None
     try:
@@ -147,7 +147,7 @@ def _known(store: Path, at: Places) -> dict[str, Source]:
     for base in (imported(store), store, at.results):
         for path in sorted(base.glob("*/*/*_s*.json")):
             if path.relative_to(base).parts[0] not in ("aside", "local"):
-                record = records.load(path)
+                record = records.load_kept(path)
                 found[record.content_hash] = Source(path, record)
     return found
 
@@ -202,12 +202,14 @@ def _ask_git(at: Places, *question: str) -> str | None:
     return done.stdout.strip()
 
 
-def _summary(sources: list[Source]) -> list[str]:
+def _summary(sources: list[Source], at: Places) -> list[str]:
     every = [source.record for source in sources]
+    commits = history.commits_of({record.source_hash for record in every}, at.root)
+    held = {measuring: f"{measuring} (as in commit {commit[:12]})" for measuring, commit in commits.items()}
     tallies = {
         "hosts": Counter(f"{r.machine.host_tag} ({r.machine.device_name})" for r in every if r.machine),
         "protocols": Counter(r.protocol_hash for r in every),
-        "measuring sources": Counter(r.source_hash for r in every),
+        "measuring sources": Counter(held.get(r.source_hash, r.source_hash) for r in every),
         # The sources' hash says what measured: a copied working tree may have carried another commit than its own.
         "commit of the checkout": Counter((r.commit or "unknown")[:12] for r in every),
         "versions": Counter(", ".join(f"{k} {v}" for k, v in sorted(r.versions.items())) for r in every),

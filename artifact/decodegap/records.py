@@ -65,6 +65,18 @@ def load(path: Path) -> Record:
     return parse(content, str(path))
 
 
+def load_kept(path: Path) -> Record:
+    """Read a record where a store keeps it; raise as `load`, with what helps where it lies."""
+    try:
+        return load(path)
+    except BadRecordError as error:
+        raise BadRecordError(f"{error}; {_way_out(path)}") from None
+
+
+def _way_out(path: Path) -> str:
+    return RESTORED if (path.parent.parent / MANIFEST).exists() else MOVED_AWAY
+
+
 def parse(content: bytes, where: str) -> Record:
     """The record that a file holds; raise `BadRecordError` naming `where` if anything about it is wrong."""
     try:
@@ -113,15 +125,12 @@ def load_shipped(results: Path, gpu: str) -> list[Record]:
 def load_all(store: Path, gpu: str) -> list[Record]:
     """Every record of `gpu` in `store`; raise on the first bad, misplaced or (where there is one) unlisted one."""
     listed = _manifest(store / gpu / MANIFEST)
-    way_out = RESTORED if listed is not None else MOVED_AWAY
     records, seen = [], set()
     for path in files(store, gpu):
-        try:
-            record = load(path)
-        except BadRecordError as error:
-            raise BadRecordError(f"{error}; {way_out}") from None
+        record = load_kept(path)
         if path_of(store, record.cell, record.session) != path:
-            raise BadRecordError(f"{path}: holds the record of {record.cell.file_name(record.session)}; {way_out}")
+            held = record.cell.file_name(record.session)
+            raise BadRecordError(f"{path}: holds the record of {held}; {_way_out(path)}")
         name = path.relative_to(store / gpu).as_posix()
         if listed is not None and listed.get(name) != hashlib.sha256(path.read_bytes()).hexdigest():
             raise BadRecordError(f"{path}: not what {MANIFEST} lists; restore it with git, or publish again")

@@ -4,6 +4,7 @@ import hashlib
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -62,12 +63,18 @@ def versions() -> dict[str, str]:
 
 def source_hash() -> str:
     """Hex SHA-256 (16 digits) over the sources that decide what is measured and how."""
-    digest = hashlib.sha256()
     here = Path(__file__).resolve().parent
     named = [here / name for name in MEASURING_SOURCES]
-    for path in named + sorted([*here.glob("fused/*.py"), *DATA.glob("fused/*.toml"), *DATA.glob("models/*.json")]):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
+    beside = sorted([*here.glob("fused/*.py"), *DATA.glob("fused/*.toml"), *DATA.glob("models/*.json")])
+    return digest((path.name, path.read_bytes()) for path in named + beside)
+
+
+def digest(contents: Iterable[tuple[str, bytes]]) -> str:
+    """Hex SHA-256 (16 digits) over the names and contents of measuring sources, in their order."""
+    whole = hashlib.sha256()
+    for name, content in contents:
+        whole.update(name.encode() + b"\0" + content)
+    return whole.hexdigest()[:16]
 
 
 def commit(root: Path = HERE.root) -> str | None:
