@@ -19,6 +19,7 @@ MOST_FILES = 5000
 MOST_BYTES_EACH = 4 * 2**20
 MOST_BYTES = 256 * 2**20
 LONGEST_END = 2 * tarfile.RECORDSIZE  # bytes after the last member: two empty blocks, filled up to a whole record
+AGAIN = "compare its sha256 with the one that `make export` said to its sender"
 NAME = re.compile(r"([a-z0-9][a-z0-9.-]{0,63})/(?:MANIFEST\.sha256|[a-z]{1,32}/[a-z0-9][a-z0-9._-]{0,199}\.json)")
 
 
@@ -96,7 +97,10 @@ def _members(handle: IO[bytes], source: Path) -> Iterator[tuple[str, bytes]]:
                 number, total = number + 1, total + max(0, member.size)
                 shown = repr(member.name[:80])
                 if not member.isreg() or member.issparse():
-                    raise BadInputError(f"FROM: {source}: member {shown} is no plain file (a link, device or folder)")
+                    raise BadInputError(
+                        f"FROM: {source}: member {shown} is no plain file (a link, device or folder), and an export "
+                        "holds no other; take the tar itself that `make export` wrote, not one that was packed again"
+                    )
                 if not NAME.fullmatch(member.name) or ".." in member.name:
                     raise BadInputError(f"FROM: {source}: member {shown} is not GPU/EXPERIMENT/RECORD.json")
                 if member.name in seen:
@@ -113,7 +117,10 @@ def _members(handle: IO[bytes], source: Path) -> Iterator[tuple[str, bytes]]:
             if (rest := handle.read(LONGEST_END + 1)).strip(b"\0") or len(rest) > LONGEST_END:
                 raise BadInputError(f"FROM: {source}: more follows after the end of the tar, so it was not exported")
     except tarfile.TarError:
-        raise BadInputError(f"FROM: {source} is not a plain tar as `make export` writes it") from None
+        raise BadInputError(
+            f"FROM: {source} is not a plain tar as `make export` writes it, so it was cut off, compressed or changed; "
+            f"{AGAIN}"
+        ) from None
 
 
 def _records(content: dict[str, bytes], source: Path) -> list[Record]:
@@ -130,7 +137,7 @@ def _records(content: dict[str, bytes], source: Path) -> list[Record]:
         listed[f"{gpu}/{name}"] = digest
     files = {name: data for name, data in content.items() if name != f"{gpu}/{MANIFEST}"}
     if odd := sorted(set(files) ^ set(listed)):
-        raise BadRecordError(f"FROM: {source}: {odd[0]} is not both in the tar and in its manifest")
+        raise BadRecordError(f"FROM: {source}: {odd[0]} is not both in the tar and in its manifest; {AGAIN}")
     found = []
     for name, data in sorted(files.items()):
         if hashlib.sha256(data).hexdigest() != listed[name]:
