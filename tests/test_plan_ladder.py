@@ -57,6 +57,8 @@ def test_parameters_narrow_and_widen() -> None:
     assert {task[3] for task in named(planned(sessions="2"))} == {1, 2}
     asked = named(planned(models="llama-3.1-8b", contexts="2048"))
     assert {task[2] for task in asked} == {"rungs", "compiled", "int4"}
+    for narrowed in ({"models": "qwen2.5-7b"}, {"contexts": "2048"}, {"models": "llama-3.1-8b"}, {"sessions": "1"}):
+        assert set(named(planned(**narrowed))) < set(named(planned())), narrowed
     with pytest.raises(BadInputError, match="beyond"):
         planned(models="mistral-7b", contexts="40000")
 

@@ -21,7 +21,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 CPU_GROUPS: dict[str, tuple[str, ...]] = {"rungs": ("eager", "eager-pinned", "compiled", *OWN)}
 CONTEXTS = {"qwen2.5-7b": (2048, 16384), "llama-3.1-8b": (2048, 16384), "mistral-7b-v0.3": (2048,)}
-INT4_CONTEXTS = {"qwen2.5-7b": (2048,)}  # where it is claimed; asked for by name, any cell has it
+INT4_CONTEXTS = {
+    "qwen2.5-7b": (2048,)
+}  # where it is claimed; of a cell whose model and context are both named, it is planned too
 SESSIONS = 3
 CPU_SESSIONS = 1  # a CPU has three rungs and none of our own: enough to see the experiment work
 
@@ -38,7 +40,7 @@ def ladder(req: Request, gpu: str) -> list[Task]:
     sessions = req.sessions or (CPU_SESSIONS if on_cpu else SESSIONS)
     tasks = []
     for group, arms in groups(gpu).items():
-        usual_only = INT4 in arms and not on_cpu and not (req.models or req.contexts)
+        usual_only = INT4 in arms and not on_cpu and not (req.models and req.contexts)
         here = [(m, ctx) for m, ctx in wanted if not usual_only or ctx in INT4_CONTEXTS.get(m.slug, ())]
         tasks += plan.tasks_of(req, [plan.cell_of(gpu, EXPERIMENT, m, ctx, group) for m, ctx in here], sessions)
     return tasks
