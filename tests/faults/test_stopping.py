@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
@@ -24,6 +24,7 @@ STOPPED = "decode-gap: stopped; what was measured is kept, and the same command 
 # A kernel that never stops talking: nbclient is always in the middle of a message when the signal comes. In the end,
 # nothing keeps alive what asyncio would complain of.
 TALK = "print('begun', flush=True)\nwhile True:\n    print('on and on', flush=True)"
+Start = Callable[..., "subprocess.Popen[bytes]"]
 DRIVE = """
 import gc, sys
 from pathlib import Path
@@ -39,11 +40,32 @@ sys.exit(code)
 """
 
 
-def started(command: list[str], folder: Path, said: Path, **settings: str) -> "subprocess.Popen[bytes]":
-    """The command in a process group of its own, on this machine's CPU, with everything it says in `said`."""
-    env = os.environ | {"PYTHONPATH": str(HERE.root / "artifact"), "RESULTS": str(folder / "store")} | settings
-    with said.open("wb") as out:
-        return subprocess.Popen(command, cwd=HERE.root, env=env, stdout=out, stderr=out, start_new_session=True)
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a command in a process group of its own, with everything it says in `said` and its store in `tmp_path`.
+
+    However the test ends, that group and its kernels, which have groups of their own, end with it.
+    """
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def started(command: list[str], said: Path, **settings: str) -> "subprocess.Popen[bytes]":
+        env = os.environ | {"PYTHONPATH": str(HERE.root / "artifact"), "RESULTS": str(tmp_path / "store")} | settings
+        with said.open("wb") as out:
+            begun.append(
+                subprocess.Popen(command, cwd=HERE.root, env=env, stdout=out, stderr=out, start_new_session=True)
+            )
+        return begun[-1]
+
+    yield started
+    for process in begun:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    while left := kernels_of(tmp_path / "store"):  # a kernel's children, its sessions, have its environment
+        for each in left:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
+        psutil.wait_procs(left, timeout=10)
 
 
 def wait_for(what: Callable[[], object], process: "subprocess.Popen[bytes]", said: Path) -> None:
@@ -65,7 +87,9 @@ def kernels_of(store: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_the_middle_of_a_message_is_one_line(tmp_path: Path, sent: signal.Signals, faults: Ledger) -> None:
+def test_a_signal_in_the_middle_of_a_message_is_one_line(
+    tmp_path: Path, sent: signal.Signals, faults: Ledger, start: Start
+) -> None:
     cells = [nbformat.v4.new_code_cell(text) for text in ("gpu = 'cpu'", TALK)]
     cells[0].metadata.tags = ["parameters"]
     kernel = {"kernelspec": {"name": "python3", "language": "python", "display_name": "python3"}}
@@ -73,7 +97,7 @@ def test_a_signal_in_the_middle_of_a_message_is_one_line(tmp_path: Path, sent: s
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), tmp_path / "notebooks" / "01_baseline.ipynb")
     (tmp_path / "artifact").symlink_to(HERE.root / "artifact")
     said = tmp_path / "said.txt"
-    process = started([sys.executable, "-c", DRIVE, str(tmp_path)], tmp_path, said, GPU="cpu", EXPERIMENTS="baseline")
+    process = start([sys.executable, "-c", DRIVE, str(tmp_path)], said, GPU="cpu", EXPERIMENTS="baseline")
     wait_for(lambda: "on and on" in said.read_text(), process, said)
     os.killpg(process.pid, sent)
     assert process.wait(60) == 130
@@ -94,10 +118,10 @@ def test_a_signal_after_the_last_step_is_not_lost_and_no_task_is_left() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_of_make_reproduce_loses_nothing(tmp_path: Path, faults: Ledger) -> None:
+def test_ctrl_c_of_make_reproduce_loses_nothing(tmp_path: Path, faults: Ledger, start: Start) -> None:
     store, said = tmp_path / "store", tmp_path / "said.txt"
     plan = ["GPU=cpu", "MODELS=tiny-llama", "CONTEXTS=24", "SESSIONS=9", "EXPERIMENTS=baseline"]
-    process = started(["make", "reproduce", f"PYTHON={sys.executable}", *plan], tmp_path, said)
+    process = start(["make", "reproduce", f"PYTHON={sys.executable}", *plan], said)
     wait_for(lambda: any(records.files(store, "cpu")), process, said)
     kept = {path.name: path.read_bytes() for path in records.files(store, "cpu")}
     os.killpg(process.pid, signal.SIGINT)
