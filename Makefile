@@ -24,6 +24,36 @@ hint := $(if $(meant),and $(meant)= is,and `make help` lists those there are)
 $(error decode-gap: $(strange)= is no setting, $(hint); what is meant for other programs goes before `make`)
 endif
 
+# Which targets read a setting; PYTHON and PIP_ARGS say how to run any of them. A setting on the command line that none
+# of the call's targets reads would be ignored in silence too. What comes from the environment is there for every call.
+PLANNED := reproduce measure status summary
+READ_GPU := $(PLANNED) verify figures tables paper publish export import anatomy kernels tune bench-kernels doctor
+READ_MODELS := $(PLANNED)
+READ_CONTEXTS := $(PLANNED)
+READ_SESSIONS := $(PLANNED)
+READ_EXPERIMENTS := $(PLANNED)
+READ_WEIGHTS := $(PLANNED) anatomy
+READ_REQUIRE := reproduce summary
+READ_STRICT := verify
+READ_MODEL := anatomy tune bench-kernels
+READ_CTX := anatomy tune bench-kernels
+READ_ARM := anatomy
+READ_TRACE := anatomy
+READ_BITS := tune bench-kernels
+READ_SECONDS := tune
+READ_KERNELS := tune
+READ_WRITE := tune
+READ_FROM := import
+READ_FILE := provenance
+READ_CASES := fuzz
+CHOOSING := $(filter-out PYTHON PIP_ARGS,$(SETTINGS))
+goals := $(or $(MAKECMDGOALS),help)
+unread = $(and $(filter command,$(origin $(1))),$(value $(1)),$(if $(filter help $(READ_$(1)),$(goals)),,$(1)))
+idle := $(firstword $(foreach name,$(CHOOSING),$(call unread,$(name))))
+ifneq ($(idle),)
+$(error decode-gap: $(idle)= is read by $(READ_$(idle)), and not by $(goals), which would ignore it; leave it out)
+endif
+
 GPU ?= auto
 WEIGHTS ?= synthetic
 
@@ -45,7 +75,9 @@ PY := .venv/bin/python
 OWN_VENV := yes
 endif
 export PY
-given := command -v "$$PY" >/dev/null && [ ! -d "$$PY" ] || { echo "decode-gap: PYTHON: there is no program $$PY" >&2; exit 2; }
+given := command -v "$$PY" >/dev/null && [ ! -d "$$PY" ] || { why="there is no program $$PY"; \
+	[[ "$$PY" != */* || ! -f "$$PY" ]] || why="$$PY is there but may not be run; chmod +x lets it, if it is one"; \
+	echo "decode-gap: PYTHON: $$why" >&2; exit 2; }
 need = $(if $(OWN_VENV),requirements/install.sh,$(given); "$$PY" requirements/interpreter.py) $(1)
 # Sources of kernels, only where there is a CUDA compiler for them; without them their paths are unsupported, no more.
 kernels = $(if $(OWN_VENV),if command -v nvcc "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" >/dev/null; \
@@ -68,6 +100,8 @@ help: ## this list
 	@echo "usage: make TARGET [SETTING=value ...]"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 	@sed -n 's/^#: /  /p' Makefile
+	@echo; echo "Which targets read which; on the command line, one that none of the call's targets reads is refused:"
+	@printf '  %-12s %s\n' $(foreach name,$(CHOOSING),'$(name)=' '$(READ_$(name))') 'PYTHON=' any 'PIP_ARGS=' any
 
 #:
 #: GPU=auto            h100, a100, l40s, l4, h200, ..., cpu; auto is the card found, else cpu
@@ -76,7 +110,8 @@ help: ## this list
 #: EXPERIMENTS=        narrow to these experiments
 #: WEIGHTS=synthetic   or hub, or the path of a checkpoint
 #: figure-NAME table-NAME   one figure or table, such as figure-anatomy or table-grid
-#: REQUIRE=measured    fail if anything is replayed or missing
+#: REQUIRE=measured    reproduce and summary fail if anything is replayed or missing
+#: STRICT=1            verify fails on a claim that is not reproduced
 #: SECONDS= KERNELS= BITS= WRITE=1   how long to tune each model, which kernels, in 16 bits or 4; keep the tiles
 #: FILE= CASES=        what to trace, for provenance; how much bad input, for fuzz
 #: PYTHON=python3      use this interpreter as it is and install nothing (an active conda environment likewise)
@@ -108,12 +143,12 @@ publish: ## make the local records of GPU the shipped ones
 	@"$$PY" -m decodegap publish
 
 .PHONY: figures
-figures: ## every figure, from the records
+figures: ## every figure, from the records: the paper's, and those of your records (of GPU, or of all)
 	@$(call need,analysis)
 	@"$$PY" -m decodegap figures
 
 .PHONY: tables
-tables: ## every table, from the records
+tables: ## every table, from the records: likewise
 	@$(call need,analysis)
 	@"$$PY" -m decodegap tables
 

@@ -1,10 +1,12 @@
 """What a user sees at the command line: modes, status, replay, and one clear line for a mistake."""
 
+import builtins
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -156,6 +158,55 @@ def test_stopping_says_what_is_kept_and_only_where_something_was_measured(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("when", ["loading", "late"])
+def test_a_stop_outside_a_verb_is_one_line_and_only_an_early_one_came_before_anything(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if when == "loading":
+        monkeypatch.setattr(builtins, "__import__", stopped_at("decodegap.cli"))
+    else:
+        monkeypatch.setattr(cli, "main", stopped)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(HERE.root / "artifact/decodegap/__main__.py"), run_name="__main__")
+    assert ended.value.code == 130
+    said = {"loading": "stopped before anything was begun", "late": "stopped; the same command starts again"}
+    assert capsys.readouterr().err == f"decode-gap: {said[when]}\n"
+
+
+def stopped_at(module: str) -> Callable[..., object]:
+    """An `import` during which Ctrl-C is pressed when it comes to `module`."""
+    real = builtins.__import__
+
+    def load(name: str, *given: object) -> object:
+        if name == module:
+            raise KeyboardInterrupt
+        return real(name, *given)
+
+    return load
+
+
+def test_figures_and_tables_of_one_gpu_leave_the_reports_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("MODELS", "CONTEXTS", "SESSIONS", "EXPERIMENTS", "WEIGHTS", "REQUIRE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RESULTS", str(tmp_path / "store"))
+    monkeypatch.setattr(cli, "HERE", Places(tmp_path / "checkout"))
+    for file in (HERE.published, HERE.claims):
+        target = tmp_path / "checkout" / file.relative_to(HERE.root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+    for gpu in ("l4", "a100"):
+        write([record(gpu=gpu)], tmp_path / "store")
+    for asked, made in (("l4", ["l4"]), ("auto", ["a100", "l4"])):
+        monkeypatch.setenv("GPU", asked)
+        assert cli.main(["tables"]) == 0
+        assert sorted(path.parent.name for path in (tmp_path / "store").glob("*/report")) == made
 
 
 def test_a_part_of_the_bundle_that_is_gone_is_one_line(

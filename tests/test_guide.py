@@ -1,6 +1,8 @@
 """Whether what the guides tell a reader to type, open or look at is there."""
 
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -30,6 +32,17 @@ def test_every_make_target_is_there(guide: str) -> None:
             assert name in {*known, "NAME", ""}, f"{guide}: make {target}"
         else:
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{guide}: make {target}"
+
+
+@pytest.mark.parametrize("guide", [guide for guide in GUIDES if guide.endswith(".md")])
+def test_every_setting_of_a_make_command_is_read_by_a_target_of_it(guide: str) -> None:
+    commands = re.findall(r"(?:`|^)make ([a-z][a-zA-Z -]* [A-Z]+=[^`\n]*)", text_of(guide), re.MULTILINE)
+    env = {"PATH": os.environ["PATH"]}
+    for command in {each.partition("#")[0] for each in commands}:
+        done = subprocess.run(
+            ["make", "-n", *command.split()], cwd=HERE.root, env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{guide}: make {command}: {done.stderr}"
 
 
 @pytest.mark.parametrize("guide", [guide for guide in GUIDES if guide.endswith(".md")])

@@ -260,6 +260,15 @@ def test_an_interpreter_that_is_none_is_one_line(clone: Path, place: str) -> Non
     assert all(line.startswith("make: ***") for line in rest)
 
 
+def test_an_interpreter_that_may_not_be_run_is_said_to_be_there(clone: Path) -> None:
+    given = executable(clone.parent / "given here/python", STAND_IN)
+    given.chmod(0o644)
+    refused = make(clone, "status", f"PYTHON={given}")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"decode-gap: PYTHON: {given} is there but may not be run; chmod +x ")
+    assert calls(clone) == []
+
+
 # Settings are text, and nothing else is a setting
 
 
@@ -290,6 +299,45 @@ def test_every_setting_is_one_and_a_value_may_hold_spaces_and_signs(clone: Path)
     known = re.findall(r"^SETTINGS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0].split()
     values = [f"{name}=a b=c gpu=h100" for name in known if name != "PYTHON"]
     assert make(clone, "help", *values, "SHELL=/bin/sh").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "readers"),
+    [
+        ("verify GPU=h200 EXPERIMENTS=ladder", "reproduce measure status summary"),
+        ("verify REQUIRE=measured", "reproduce summary"),
+        ("reproduce STRICT=1", "verify"),
+        ("figure-anatomy CONTEXTS=2048", "reproduce measure status summary"),
+        ("measure FROM=their.tar", "import"),
+        ("tune ARM=fused", "anatomy"),
+        ("test lint CASES=3", "fuzz"),
+    ],
+)
+def test_a_setting_that_no_target_of_the_call_reads_is_refused(clone: Path, typed: str, readers: str) -> None:
+    put_python(clone)
+    refused = make(clone, *typed.split())
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert refused.stderr.count("\n") == 1
+    target, *_, setting = typed.split()
+    assert f"decode-gap: {setting.partition('=')[0]}= is read by {readers}, and not by {target}" in refused.stderr
+    assert calls(clone) == []
+
+
+def test_a_setting_that_one_target_of_the_call_reads_or_that_is_empty_is_not_refused(clone: Path) -> None:
+    put_python(clone)
+    assert make(clone, "tables", "figures", "verify", "GPU=l4", "STRICT=1", "FROM=").returncode == 0
+    assert calls(clone)[-1].split("|")[1:3] == ["-m decodegap verify", "GPU=l4"]
+    assert make(clone, "lint", "-n", GPU="l4", EXPERIMENTS="ladder").returncode == 0  # for every call, not this one
+
+
+def test_help_says_which_targets_read_each_setting_and_all_of_them_are_there(clone: Path) -> None:
+    readers = dict(re.findall(r"^  ([A-Z_]+)= +([a-z -]+)$", make(clone, "help").stdout, re.MULTILINE))
+    makefile = (ROOT / "Makefile").read_text()
+    known = re.findall(r"^SETTINGS := (.*)$", makefile, re.MULTILINE)[0].split()
+    assert sorted(readers) == sorted(known)
+    targets = {target for read_by in readers.values() for target in read_by.split()} - {"any"}
+    assert targets <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
 
 
 @pytest.mark.parametrize("how", ["command line", "environment"])

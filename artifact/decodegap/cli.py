@@ -159,7 +159,8 @@ def tables(ctx: Context) -> None:
 def _rebuild(ctx: Context, what: str) -> None:
     from decodegap import report
 
-    for path in report.rebuild(HERE, {what}, store=ctx.store):
+    only = None if ctx.request.gpu == "auto" else ctx.gpu.slug
+    for path in report.rebuild(HERE, {what}, store=ctx.store, gpu=only):
         print(os.path.relpath(path))
 
 
