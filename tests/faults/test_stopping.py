@@ -21,9 +21,15 @@ from decodegap import execute, records
 from decodegap.paths import HERE
 
 STOPPED = "decode-gap: stopped; what was measured is kept, and the same command goes on from here"
-# A kernel that never stops talking: nbclient is always in the middle of a message when the signal comes. In the end,
-# nothing keeps alive what asyncio would complain of.
-TALK = "print('begun', flush=True)\nwhile True:\n    print('on and on', flush=True)"
+# A kernel that does not stop talking: nbclient is always in the middle of a message when the signal comes. In the end,
+# nothing keeps alive what asyncio would complain of. It falls silent at last, should the test itself be killed.
+TALK = """
+import time
+print('begun', flush=True)
+end = time.monotonic() + 180
+while time.monotonic() < end:
+    print('on and on', flush=True)
+"""
 Start = Callable[..., "subprocess.Popen[bytes]"]
 DRIVE = """
 import gc, sys
@@ -40,32 +46,42 @@ sys.exit(code)
 """
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a command in a process group of its own, with everything it says in `said` and its store in `tmp_path`.
+@contextlib.contextmanager
+def starting(store: Path) -> Iterator[Start]:
+    """Starts commands in process groups of their own, with everything that one says in `said`, and `store` as theirs.
 
-    However the test ends, that group and its kernels, which have groups of their own, end with it.
+    However this ends, their groups end with it, and so do their kernels, which have groups of their own.
     """
     begun: list[subprocess.Popen[bytes]] = []
 
-    def started(command: list[str], said: Path, **settings: str) -> "subprocess.Popen[bytes]":
-        env = os.environ | {"PYTHONPATH": str(HERE.root / "artifact"), "RESULTS": str(tmp_path / "store")} | settings
+    def start(command: list[str], said: Path, **settings: str) -> "subprocess.Popen[bytes]":
+        env = os.environ | {"PYTHONPATH": str(HERE.root / "artifact"), "RESULTS": str(store)} | settings
         with said.open("wb") as out:
             begun.append(
                 subprocess.Popen(command, cwd=HERE.root, env=env, stdout=out, stderr=out, start_new_session=True)
             )
         return begun[-1]
 
-    yield started
-    for process in begun:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    while left := kernels_of(tmp_path / "store"):  # a kernel's children, its sessions, have its environment
-        for each in left:
-            with contextlib.suppress(psutil.Error):
-                each.kill()
-        psutil.wait_procs(left, timeout=10)
+    try:
+        yield start
+    finally:
+        for process in begun:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        deadline = time.monotonic() + 20
+        while (left := kernels_of(store)) and time.monotonic() < deadline:
+            for each in left:
+                with contextlib.suppress(psutil.Error):
+                    each.kill()
+            psutil.wait_procs(left, timeout=1)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """`starting` for one test, with the store in its folder."""
+    with starting(tmp_path / "store") as start:
+        yield start
 
 
 def wait_for(what: Callable[[], object], process: "subprocess.Popen[bytes]", said: Path) -> None:
@@ -84,6 +100,24 @@ def kernels_of(store: Path) -> list[psutil.Process]:
             if each.environ().get("IPYTHONDIR", "").startswith(f"{store}{os.sep}"):
                 found.append(each)
     return found
+
+
+def test_what_a_test_began_ends_with_it_though_it_fails(tmp_path: Path) -> None:
+    store, said = tmp_path / "store", tmp_path / "said.txt"
+    script = f"IPYTHONDIR={store}/kernel setsid sleep 100 & echo begun; trap '' INT TERM; wait"
+    begun, kernels = [], []
+
+    def failing() -> None:
+        with starting(store) as start:
+            begun.append(start(["bash", "-c", script], said))
+            wait_for(lambda: kernels_of(store), begun[0], said)
+            kernels.extend(kernels_of(store))
+            pytest.fail("as a test may")
+
+    with pytest.raises(pytest.fail.Exception, match="as a test may"):
+        failing()
+    assert begun[0].poll() == -signal.SIGKILL
+    assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in kernels)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
