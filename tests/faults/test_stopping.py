@@ -68,7 +68,7 @@ def starting(store: Path) -> Iterator[Start]:
         for process in begun:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.wait(20)
         deadline = time.monotonic() + 20
         while (left := kernels_of(store)) and time.monotonic() < deadline:
             for each in left:
