@@ -192,13 +192,8 @@ def _files(view: View, at: Places, what: Collection[str]) -> Iterator[tuple[Path
         for made in tables_of(view):
             yield from _table_files(folder, made)
         if view.folder is None:
-            from decodegap import (
-                numbers_ladder,
-                numbers_paper,
-                numbers_quant,
-                review,
-                withdrawn,
-            )  # they start from this module
+            # These start from this module.
+            from decodegap import numbers_ladder, numbers_paper, numbers_quant, review, withdrawn
 
             all_shipped = shipped(at)
             macros = numbers.macros(view.frame, view.published)
