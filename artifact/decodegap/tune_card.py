@@ -3,26 +3,28 @@
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decodegap import locks, models, plan, plan_ladder, records, tune
 from decodegap.errors import BadInputError, NotMeasuredError
-from decodegap.fused.search import ORDER, candidates
+from decodegap.fused.search import ORDER, candidates, familiar, tighter
 from decodegap.fused.shape import shape_of
-from decodegap.fused.tiles import FOLDER, Tile, Tiles, entry_name, load_tiles, to_toml
+from decodegap.fused.tiles import FOLDER, Tile, Tiles, entry_name, known_tiles, load_tiles, to_toml
 from decodegap.sources import versions
-from decodegap.tune import Card, Say
+from decodegap.tune import Card, Journal, Say
 
 if TYPE_CHECKING:
     from decodegap.fused.bench import Truth
+    from decodegap.fused.compiled import Built
     from decodegap.fused.launches import Kernel
     from decodegap.fused.layout import Loaded
 
 SECONDS = 120  # a model and context; a round over some 400 candidates takes about half of it
 MOST_SECONDS = 86_400
+CAPPING = 0.15  # of the seconds, for caps on the registers of what was found without
 QUICK_STEPS, CLOSE_STEPS = 8, 40
 
 
@@ -92,7 +94,11 @@ def _tune_one(model: str, ctx: int, asked: Wish, gpu: str, *, store: Path, say: 
     start = load_tiles(model, gpu, ctx, asked.bits)
     with torch.inference_mode():
         loaded, truth = bench.start(model, ctx, bits=asked.bits)
-        options = {name: candidates(name, loaded.shape, ctx) for name in asked.kernels}
+        known = known_tiles(gpu, asked.bits)
+        options = {
+            name: familiar(name, start, known, loaded.shape) + candidates(name, loaded.shape, ctx)
+            for name in asked.kernels
+        }
         say(f"compiling {sum(map(len, options.values()))} candidates with {os.cpu_count()} processes")
         rejected = unfit(loaded, start, options, pdl=pdl)
         say(f"{len(rejected)} of them spill registers or do not compile, and are left out")
@@ -104,10 +110,22 @@ def _tune_one(model: str, ctx: int, asked: Wish, gpu: str, *, store: Path, say: 
         if book.known:
             say(f"{len(book.known)} comparisons are known from earlier runs")
         card = card_of(loaded, truth, rejected, pdl=pdl)
-        best = tune.descend(start, options, card, book, seconds=asked.seconds, say=say)
+        best = tune.descend(start, options, card, book, seconds=(1 - CAPPING) * asked.seconds, say=say)
+        best = _capped(best, asked, loaded, card, book, say=say)
         before_ms, after_ms = card.compare(start, best, True)
     say(f"{before_ms:.4f} ms with the first tiles, {after_ms:.4f} ms with the best; {os.path.relpath(book.path)}")
     return replace(best, source=f"make tune on {gpu}, {_software()['triton']}: {after_ms:.3f} ms back to back")
+
+
+def _capped(best: Tiles, asked: Wish, loaded: "Loaded", card: Card, book: Journal, *, say: Say) -> Tiles:
+    """`best`, or what is faster with fewer registers a thread."""
+    from decodegap import fused
+
+    pdl = fused.can_overlap("cuda")
+    registers = {each.kernel.name: each.registers for each in _built(loaded, [best], pdl=pdl)}
+    options = {name: tighter(best.of(name), registers[name]) for name in asked.kernels}
+    card = replace(card, rejected=unfit(loaded, best, options, pdl=pdl))
+    return tune.descend(best, options, card, book, seconds=CAPPING * asked.seconds, say=say)
 
 
 def card_of(loaded: "Loaded", truth: "Truth", rejected: Mapping[tuple[str, Tile], str], *, pdl: bool) -> Card:
@@ -154,21 +172,10 @@ def unfit(
     loaded: "Loaded", start: Tiles, options: Mapping[str, Sequence[Tile]], *, pdl: bool
 ) -> dict[tuple[str, Tile], str]:
     """Compile every option in parallel; those that spill registers or do not compile, with the reason."""
-    import torch
-
-    from decodegap.fused.compiled import compile_only
     from decodegap.fused.launches import kernels_of
 
-    major, minor = torch.cuda.get_device_capability()
     pairs = [(name, tile) for name, tiles in options.items() for tile in tiles]
-    built = compile_only(
-        loaded.shape,
-        [start, *(start.having(name, tile) for name, tile in pairs)],
-        capacity=loaded.capacity,
-        pdl=pdl,
-        capability=10 * major + minor,
-        workers=os.cpu_count() or 1,
-    )
+    built = _built(loaded, [start, *(start.having(name, tile) for name, tile in pairs)], pdl=pdl)
     bad = {_identity(each.kernel): each.error or f"spills {each.spilled_bytes} bytes a thread" for each in built
            if each.error or each.spilled_bytes}  # fmt: skip
     found = {}
@@ -179,6 +186,22 @@ def unfit(
         if reasons:
             found[name, tile] = reasons[0]
     return found
+
+
+def _built(loaded: "Loaded", tiles: Iterable[Tiles], *, pdl: bool) -> "list[Built]":
+    import torch
+
+    from decodegap.fused.compiled import compile_only
+
+    major, minor = torch.cuda.get_device_capability()
+    return compile_only(
+        loaded.shape,
+        tiles,
+        capacity=loaded.capacity,
+        pdl=pdl,
+        capability=10 * major + minor,
+        workers=os.cpu_count() or 1,
+    )
 
 
 def _identity(kernel: "Kernel") -> tuple[object, ...]:

@@ -1,15 +1,21 @@
 """Which tiles are worth trying for a kernel."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
+from decodegap.errors import BadInputError
 from decodegap.fused.shape import TILED, Shape
-from decodegap.fused.tiles import Attention, Matvec, Tile, least
+from decodegap.fused.tiles import Attention, Matvec, Tile, Tiles, check_tiles, least
 
 LANES = 32
 LOAD_BITS = 128  # that a thread loads at once
 MOST_TILES = 40  # a row has: each is unrolled
 FEWEST_WORDS, MOST_WORDS = 8, 112  # registers a thread that hold weights on their way
+# Of a multiprocessor (CUDA C++ Programming Guide, technical specifications); 8.6 and 8.9 have fewer threads.
+REGISTERS, THREADS, PROGRAMS = 65536, 2048, 32
+REGISTER_STEP = 8  # that a thread's registers are handed out in
+MOST_CAPPED = 0.25  # of a thread's registers that a cap may take away: more, and it spills
 ORDER = ("attention", "o", "qkv", "down", "gate_up", "lm_head")  # what costs most beyond its bytes first
 
 
@@ -18,6 +24,30 @@ def candidates(kernel: str, shape: Shape, ctx: int) -> list[Tile]:
     found: list[Tile] = list(_attention(shape, ctx) if kernel == "attention" else _matvec(kernel, shape))
     random.Random(kernel).shuffle(found)
     return found
+
+
+def familiar(kernel: str, start: Tiles, known: Iterable[Tiles], shape: Shape) -> list[Tile]:
+    """The tiles that `known` entries of a data file have for a kernel, if `start` can have them; each once."""
+    found: dict[Tile, None] = {}
+    for each in known:
+        try:
+            check_tiles(start.having(kernel, each.of(kernel)), shape)
+        except BadInputError:
+            continue  # another model's rows, or another number of bits
+        found[each.of(kernel)] = None
+    return list(found)
+
+
+def tighter(tile: Tile, registers: int) -> list[Tile]:
+    """`tile`, which takes so many registers a thread, capped so that one or two more programs fit on a multiprocessor.
+
+    Only those a cap is likely to serve: what it takes away is `MOST_CAPPED` at most.
+    """
+    threads = LANES * tile.warps
+    programs = REGISTERS // (threads * -(-registers // REGISTER_STEP) * REGISTER_STEP)
+    more = [count for count in (programs + 1, programs + 2) if count <= min(PROGRAMS, THREADS // threads)]
+    caps = [REGISTERS // (threads * count) // REGISTER_STEP * REGISTER_STEP for count in more]
+    return [replace(tile, maxnreg=cap) for cap in dict.fromkeys(caps) if (1 - MOST_CAPPED) * registers <= cap]
 
 
 def _matvec(kernel: str, shape: Shape) -> Iterator[Matvec]:

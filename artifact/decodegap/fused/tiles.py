@@ -12,6 +12,7 @@ from decodegap.paths import DATA
 FOLDER = DATA / "fused"
 START_FROM = "h200"  # a model that was not tuned on a card starts from this one's tiles
 MOST_WARPS = 32
+FULL_BITS = 16
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,21 @@ def load_tiles(model: str, gpu: str, ctx: int, bits: int = 16) -> Tiles:
     return known[model][next((at for at in contexts if at >= ctx), contexts[-1])]
 
 
+def known_tiles(gpu: str, bits: int) -> list[Tiles]:
+    """A card's entries for projections in so many bits, and those of the card that one without its own starts from."""
+    files = [_file(name) for name in dict.fromkeys((gpu, START_FROM))]
+    return [
+        tiles
+        for known in files
+        for model, per in known.items()
+        if model == entry_name(model.partition("-int")[0], bits)
+        for tiles in per.values()
+    ]
+
+
 def entry_name(model: str, bits: int) -> str:
     """What a data file calls a model with projections in so many bits."""
-    return model if bits == 16 else f"{model}-int{bits}"
+    return model if bits == FULL_BITS else f"{model}-int{bits}"
 
 
 @cache
@@ -146,7 +159,7 @@ def least(kernel: str, shape: Shape, warps: int) -> tuple[int, int]:
 
     In 4 bits that is a matrix unit's tile, and a group of columns for each warp.
     """
-    if kernel == "attention" or shape.bits_of(kernel) != 4:
+    if kernel == "attention" or shape.bits_of(kernel) == FULL_BITS:
         return (2 if kernel == "qkv" else 1), 8
     return UNIT_ROWS // (2 if kernel == "gate_up" else 1), GROUP * warps
 
