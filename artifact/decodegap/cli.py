@@ -10,18 +10,12 @@ import sys
 from collections.abc import Callable, Iterator
 
 from decodegap import execute, experiment, gpus, publish, records, runner, verbs_fused, verbs_review
-from decodegap.errors import (
-    BadRecordError,
-    DecodeGapError,
-    NotFitError,
-    NotMeasuredError,
-    UnsupportedError,
-)
+from decodegap.errors import BadRecordError, DecodeGapError, NotFitError, NotMeasuredError
 from decodegap.paths import HERE
 from decodegap.plan import Task
 from decodegap.rows import sessions
 from decodegap.schema import Cell
-from decodegap.settings import Context, context, here, tasks
+from decodegap.settings import Context, context, here, require_card, tasks
 from decodegap.typeset import TypesetError
 
 WILL, WILL_NOT = "will be measured", "will not be measured"
@@ -31,9 +25,8 @@ def mode(ctx: Context, *, must_measure: bool = False, on_a_card: bool = False) -
     """Print `measure` or `replay`, so that make knows which packages are needed; refuse what cannot be done here."""
     if must_measure:
         gpus.require(ctx.request.gpu, ctx.devices)
-    if on_a_card and (not ctx.devices or ctx.gpu.slug == "cpu"):
-        found = "GPU=cpu was asked for" if ctx.devices else "none was found (no driver, or none visible)"
-        raise UnsupportedError(f"this compiles kernels for an NVIDIA GPU, and {found}; nothing was installed for it")
+    if on_a_card:
+        require_card(ctx)
     tasks(ctx)
     print("measure" if ctx.measurable else "replay")
     print(f"decode-gap: {here(ctx)}", file=sys.stderr)

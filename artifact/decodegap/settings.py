@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decodegap import experiment, gpus, plan, records
-from decodegap.errors import BadInputError, StoreError, WrongGpuError
+from decodegap.errors import BadInputError, StoreError, UnsupportedError, WrongGpuError
 from decodegap.gpus import Device, Gpu
 from decodegap.paths import HERE, imported
 from decodegap.plan import Request, Task
@@ -73,6 +73,13 @@ def _kept(store: Path) -> list[str]:
 def tasks(ctx: Context) -> list[Task]:
     """Every session of every experiment asked for, in order."""
     return [task for name in ctx.experiments for task in experiment.PLANS[name](ctx.request, ctx.gpu.slug)]
+
+
+def require_card(ctx: Context) -> None:
+    """Raise `UnsupportedError` where kernels have no NVIDIA GPU to be compiled for."""
+    if not ctx.devices or ctx.gpu.slug == "cpu":
+        found = "GPU=cpu was asked for" if ctx.devices else "none was found (no driver, or none visible)"
+        raise UnsupportedError(f"this compiles kernels for an NVIDIA GPU, and {found}")
 
 
 def here(ctx: Context) -> str:

@@ -3,6 +3,8 @@
 import os
 from typing import TYPE_CHECKING
 
+from decodegap.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -11,22 +13,34 @@ if TYPE_CHECKING:
 
 def tune(ctx: "Context") -> None:
     """Find the fastest tiles of the fused step on the card that is here, and say them."""
-    from decodegap import gpus, tune_card
+    from decodegap import tune_card
 
     asked = tune_card.wish(os.environ)
-    gpus.require(ctx.request.gpu, ctx.devices)
+    _require_cuda(ctx)
     tune_card.tune_all(asked, ctx.gpu.slug, ctx.store, lambda text: print(text, flush=True))
 
 
 def bench_kernels(ctx: "Context") -> None:
     """Time each kernel of the fused step on the card that is here."""
-    from decodegap import gpus, kernel_bench, locks, tune_card
+    from decodegap import kernel_bench, locks, tune_card
 
     (model, tokens), bits = kernel_bench.cell(os.environ), tune_card.bits_of(os.environ)
-    gpus.require(ctx.request.gpu, ctx.devices)
+    _require_cuda(ctx)
     with locks.hold(ctx.store):
         for text in kernel_bench.measured(model, tokens, ctx.gpu.slug, bits):
             print(text, flush=True)
+
+
+def _require_cuda(ctx: "Context") -> None:
+    """Raise an error of one line unless the card asked for is here, and torch can use it."""
+    from decodegap import gpus, settings
+
+    gpus.require(ctx.request.gpu, ctx.devices)
+    settings.require_card(ctx)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UnsupportedError(f"torch cannot use the card that the driver lists; make doctor GPU={ctx.gpu.slug}")
 
 
 VERBS: dict[str, "Callable[[Context], None]"] = {"tune": tune, "bench-kernels": bench_kernels}
