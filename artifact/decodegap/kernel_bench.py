@@ -137,6 +137,6 @@ def measured(model: str, ctx: int, gpu: str, bits: int = 16) -> Iterator[str]:
         for early in dict.fromkeys((pdl, False)):
             step = capture(loaded, tiles, pdl=early)
             kind = "with programmatic launch" if early else "plain"
-            step_ms = bench.loop_ms(step, "cuda")
+            step_ms = bench.loop_ms(step, loaded.device)
             yield f"{kind}: {step_ms:.3f} ms back to back; {bench.check_line(step, truth)}"
         yield from table(joined(list(bench.kernel_times(loaded, tiles, pdl=pdl)), built, read.gb_s), read.gb_s)

@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from itertools import islice
 
 import pytest
 import torch
@@ -245,7 +244,7 @@ def test_it_is_an_arm_like_any_other():
     assert not fused.can_overlap("cpu")
 
 
-def test_the_benchmark_checks_times_and_takes_apart(monkeypatch):
+def test_the_benchmark_checks_and_times(monkeypatch):
     small = config_of("tiny-llama")
     monkeypatch.setattr(models, "lookup", lambda _: small)
     loaded, truth = bench.start("tiny-llama", 9, device="cpu", capacity=12)
@@ -256,9 +255,5 @@ def test_the_benchmark_checks_times_and_takes_apart(monkeypatch):
     assert bench.loop_ms(made, "cpu", steps=1) > 0
     wrong = bench.Truth(-truth.logits, -truth.eager)
     assert "WRONG" in bench.check_line(made, wrong)
-    times = islice(bench.kernel_times(loaded, TILES, pdl=False, steps=1), 2)
-    found = {took.kernel: took for took in times}
-    assert list(found) == ["qkv", "attention"]
-    assert all(took.only_us > 0 and took.bytes > 0 for took in found.values())
     with pytest.raises(BadInputError, match="tiles: o: rows is 3"):
         step.capture(loaded, TILES.having("o", Matvec(3, 8, 1)), pdl=False)
