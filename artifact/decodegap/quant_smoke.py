@@ -82,14 +82,18 @@ def lines(slugs: Sequence[str], device: str, say: Callable[[str], None]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Go through the paths of this machine; those after one that takes the device along, in a process of their own."""
+    """Go through the paths of this machine; those after one that takes the device along, in a process of their own.
+
+    The exit code: 1 if one that runs here is wrong or was stopped, 2 for a name that is no path's.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     here = [path.slug for path in quant_catalogue.on("gpu" if device == "cuda" else "cpu")]
     parser = argparse.ArgumentParser(prog="python -m decodegap.quant_smoke", description=__doc__)
     parser.add_argument("paths", nargs="*", default=here, help=f"of {', '.join(PATHS)}")
     chosen = list(parser.parse_args(arguments).paths)
     if unknown := [slug for slug in chosen if slug not in PATHS]:
-        parser.error(f"no path is called {unknown[0]!r}; known are {', '.join(PATHS)}")
+        print(f"decode-gap: no path is called {unknown[0][:60]!r}; known are {', '.join(PATHS)}", file=sys.stderr)
+        return 2
     said: list[str] = []
 
     def say(line: str) -> None:
