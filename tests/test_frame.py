@@ -5,7 +5,7 @@ import random
 import pytest
 from factory import grid, record
 
-from decodegap import frame, plan
+from decodegap import frame, plan, rows
 from decodegap.errors import BadRecordError
 
 
@@ -126,3 +126,8 @@ def test_rows_come_back_from_a_frame_as_they_went_in() -> None:
     rows = frame.cells(frame.sessions([*grid("cpu"), record(gpu="cpu", model="tiny-llama", outcome="oom")], "yours"))
     assert frame.from_frame(frame.to_frame(rows)) == rows
     assert frame.from_frame(frame.build([])) == []
+
+
+def test_counts_agree_with_what_they_count() -> None:
+    assert [rows.counted(n, "host") for n in (0, 1, 2)] == ["0 hosts", "1 host", "2 hosts"]
+    assert [rows.counted(n, "anatomy", "anatomies") for n in (1, 2)] == ["1 anatomy", "2 anatomies"]

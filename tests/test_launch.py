@@ -122,7 +122,7 @@ def test_a_session_that_is_not_attested_says_why(paper: View) -> None:
     table = exhibits.table(paper, "ab-sessions")
     (line,) = lines(table, model="llama-3.1-8b")
     assert line["attested"] == "False"
-    assert line["doubts"] == "outputs differ by 2e-06; 1 kernels differ"
+    assert line["doubts"] == "outputs differ by 2e-06; launches of 1 kernel differ"
     assert all(line["attested"] == "True" for line in lines(table, model="qwen2.5-7b"))
     still = pair(2.0)
     still = rehashed(still, attestations=[still.attestations[0].model_copy(update={"outputs_changed": False})])

@@ -168,7 +168,7 @@ def test_the_pdf_leads_to_the_records_behind_it(built: Places) -> None:
         subprocess.run(["git", *command], cwd=built.root, check=True)
     said = provenance.lines(str(built.paper / "main.pdf"), built.local, built)
     count = sum(1 for folder in built.results.iterdir() for _ in records.files(built.results, folder.name))
-    assert f"made from {count} record(s)" in said[0]
+    assert f"made from {count} records" in said[0]
     assert said[1] == "commit: none, the file is this machine's own"
 
 

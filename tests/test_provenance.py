@@ -56,7 +56,7 @@ def traced(at: Places, path: Path) -> list[str]:
 def test_a_figure_leads_to_its_records_and_its_commit(at: Places, name: str) -> None:
     said = traced(at, at.figures / name)
     every = records.load_all(at.results, "h200")
-    assert said[0] == f"figures/{name}: made from 36 record(s), one session each, of 1 host(s)"
+    assert said[0] == f"figures/{name}: made from 36 records, one session each, of 1 host"
     assert said[1].startswith("commit: ")
     assert said[1].endswith(" Draw everything")
     assert f"{HOST} (NVIDIA H200) x 36" in said[2]
@@ -71,11 +71,11 @@ def test_a_figure_names_only_the_records_that_it_draws_from() -> None:
     said = provenance.lines(str(HERE.figures / "quantised.pdf"), HERE.local)
     shipped = records.load_all(HERE.results, "h200")
     own = [each.content_hash for each in shipped if each.cell.experiment == "quantised"]
-    assert f"made from {len(own)} record(s)" in said[0]
+    assert f"made from {len(own)} records" in said[0]
     assert f"those of quantised; its hash is of {len(shipped) - len(own)} more, which it does not show" in said[0]
     assert sorted(line.split()[0] for line in said if line.startswith("  ")) == sorted(own)
     numbers = provenance.lines(str(HERE.generated / "numbers.tex"), HERE.local)[0]
-    assert f"made from {len(shipped)} record(s)" in numbers
+    assert f"made from {len(shipped)} records" in numbers
     assert "more" not in numbers
 
 
@@ -101,7 +101,7 @@ def test_what_is_drawn_from_some_experiments_is_the_same_without_the_others() ->
 
 @pytest.mark.parametrize("name", ["grid.md", "grid.csv", "grid.tex", "numbers.tex"])
 def test_a_table_and_the_numbers_lead_there_too(at: Places, name: str) -> None:
-    assert "made from 36 record(s)" in traced(at, at.generated / name)[0]
+    assert "made from 36 records" in traced(at, at.generated / name)[0]
 
 
 def test_a_record_leads_to_itself(at: Places) -> None:
@@ -113,7 +113,7 @@ def test_a_local_report_leads_to_both_stores(at: Places) -> None:
     write([record(session=n, host="feedface", step_ms=12.0 + n) for n in (1, 2)], at.local)
     report.rebuild(at, {"figures"})
     said = traced(at, at.local / "h200" / "report" / "fraction.pdf")
-    assert said[0].endswith("made from 38 record(s), one session each, of 2 host(s)")
+    assert said[0].endswith("made from 38 records, one session each, of 2 hosts")
     assert said[1] == "commit: none, the file is this machine's own"
 
 
@@ -176,7 +176,7 @@ def test_what_is_not_ours_is_one_line(at: Places, name: str, told: str, monkeypa
 
 def test_the_page_leads_to_the_records_behind_it(at: Places) -> None:
     shutil.copytree(HERE.paper, at.paper, dirs_exist_ok=True, ignore=shutil.ignore_patterns("generated", "build"))
-    assert "made from 36 record(s)" in traced(at, webpage.build(at))[0]
+    assert "made from 36 records" in traced(at, webpage.build(at))[0]
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)

@@ -77,11 +77,11 @@ def test_checks_against_a_reference_of_another_step_do_not_count() -> None:
     good = rungs("rungs", {"fused": 3.4})
     void = rehashed(good, checks=[c.model_copy(update={"error": 1.3, "eager_error": 1.3}) for c in good.checks])
     known = {v.claim.id: v for v in verdicts.judge(CLAIMS, STUDY, [good])}
-    assert (known["ladder-logits"].word, known["ladder-logits"].detail) == ("reproduced", "1 checks")
+    assert (known["ladder-logits"].word, known["ladder-logits"].detail) == ("reproduced", "1 check")
     with_eager = rungs("rungs", {"eager": 20.0, "fused": 3.4})
     assert {check.arm for check in with_eager.checks} == {"eager", "fused"}
     known = {v.claim.id: v for v in verdicts.judge(CLAIMS, STUDY, [with_eager])}
-    assert known["ladder-logits"].detail == "1 checks"  # stock eager against itself is none
+    assert known["ladder-logits"].detail == "1 check"  # stock eager against itself is none
     known = {v.claim.id: v for v in verdicts.judge(CLAIMS, STUDY, [void])}
     assert known["ladder-logits"].word == "not reproduced"
     assert "1 of them against a reference that stock eager itself is far from" in known["ladder-logits"].detail

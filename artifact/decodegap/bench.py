@@ -9,6 +9,7 @@ from pathlib import Path
 
 from decodegap import plan, records, report, runner, scratch
 from decodegap.paths import HERE
+from decodegap.rows import counted
 from decodegap.schema import Record
 
 REPEATS = 3
@@ -52,7 +53,7 @@ def _phases_of_local_records(store: Path) -> Iterator[str]:
     for gpu in sorted(path.name for path in store.glob("*") if (path / "baseline").is_dir()):
         found = [record for record in records.load_all(store, gpu) if record.outcome == "ok"]
         if found:
-            yield f"{len(found)} local sessions on {gpu}, median seconds: {_phases(found, None)}"
+            yield f"{counted(len(found), 'local session')} on {gpu}, median seconds: {_phases(found, None)}"
 
 
 def _phases(found: list[Record], whole_s: float | None) -> str:

@@ -13,6 +13,7 @@ from decodegap import frame, plan, records
 from decodegap.errors import BadInputError, BadRecordError, StoreError
 from decodegap.paths import imported
 from decodegap.records import MANIFEST
+from decodegap.rows import counted
 from decodegap.schema import Record
 
 MOST_FILES = 5000
@@ -168,4 +169,4 @@ def _record(name: str, data: bytes, source: Path) -> Record:
 def describe(found: Sequence[Path], local: Path) -> str:
     """What was brought in, in one line."""
     gpu = found[0].relative_to(imported(local)).parts[0]
-    return f"imported {len(found)} records of {gpu}; `make tables figures verify GPU={gpu}` shows them"
+    return f"imported {counted(len(found), 'record')} of {gpu}; `make tables figures verify GPU={gpu}` shows them"

@@ -13,7 +13,7 @@ from decodegap import execute, experiment, gpus, publish, records, runner, verbs
 from decodegap.errors import BadRecordError, DecodeGapError, NotFitError, NotMeasuredError
 from decodegap.paths import HERE
 from decodegap.plan import Task
-from decodegap.rows import sessions
+from decodegap.rows import counted, sessions
 from decodegap.schema import Cell
 from decodegap.settings import Context, context, here, require_card, tasks
 from decodegap.typeset import TypesetError
@@ -136,7 +136,7 @@ def _state(ctx: Context, task: Task) -> str:
 def publish_records(ctx: Context) -> None:
     """Make the local records of the GPU the shipped ones."""
     copied = publish.publish(ctx.gpu.slug, ctx.store, HERE.results)
-    print(f"published {len(copied)} records of {ctx.gpu.slug}; now run `make figures tables` and commit")
+    print(f"published {counted(len(copied), 'record')} of {ctx.gpu.slug}; now run `make figures tables` and commit")
 
 
 def figures(ctx: Context) -> None:

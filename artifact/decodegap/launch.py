@@ -10,7 +10,7 @@ from typing import Any
 
 from decodegap import anatomy, frame, models, plan, stats
 from decodegap.grid import model_label
-from decodegap.rows import Store, whose
+from decodegap.rows import Store, counted, whose
 from decodegap.schema import Anatomy, Attestation, Record
 from decodegap.stats import Method, Summary
 
@@ -200,7 +200,7 @@ def _doubts(seen: Attestation) -> list[str]:
     if not seen.outputs_changed:
         found.append("outputs did not change with the token")
     if not seen.kernels_equal:
-        found.append(f"{len(seen.kernels_differing)} kernels differ")
+        found.append(f"launches of {counted(len(seen.kernels_differing), 'kernel')} differ")
     return found
 
 

@@ -11,7 +11,7 @@ from decodegap.claims import Claim, Found
 from decodegap.launch import GRAPH_LAUNCHED
 from decodegap.plan import PAPER_CONTEXTS
 from decodegap.published import DTYPE
-from decodegap.rows import sessions
+from decodegap.rows import counted, sessions
 from decodegap.schema import Anatomy, Record
 
 Evidence = Mapping[str, Sequence[Record]]  # GPU slug -> its records, all of one store
@@ -86,7 +86,7 @@ def over_cells(pick: Callable[[list[float]], float]) -> "Callable[[Claim, Sequen
         if len(cells) + lost < STUDY_CELLS or not cells:
             return None
         without = f", {lost} lost to out-of-memory" if lost else ""
-        return Found(pick(list(cells.values())), f"{len(cells)} cells{without}")
+        return Found(pick(list(cells.values())), f"{counted(len(cells), 'cell')}{without}")
 
     return measure
 
@@ -121,7 +121,7 @@ def residual(_claim: Claim, records: Sequence[Record]) -> Found | None:
     if not shares:
         return None
     share, where = max(shares)
-    return Found(share, f"largest of {len(shares)} anatomies: {where}")
+    return Found(share, f"largest of {counted(len(shares), 'anatomy', 'anatomies')}: {where}")
 
 
 def checks_passed(claim: Claim, records: Sequence[Record]) -> Found | None:
@@ -135,7 +135,7 @@ def checks_passed(claim: Claim, records: Sequence[Record]) -> Found | None:
         return None
     void = sum(not check.proves for check in checks)
     without = f", {void} of them against a reference that stock eager itself is far from" if void else ""
-    return Found(sum(c.passed and c.proves for c in checks) / len(checks), f"{len(checks)} checks{without}")
+    return Found(sum(c.passed and c.proves for c in checks) / len(checks), f"{counted(len(checks), 'check')}{without}")
 
 
 def falling(claim: Claim, evidence: Evidence) -> Found | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from decodegap import launch, plan_ladder, selection
 from decodegap.claims import Claim, Found
 from decodegap.launch import Kept
-from decodegap.rows import sessions
+from decodegap.rows import counted, sessions
 from decodegap.schema import Record
 
 LEAST_MS = 0.01  # a part that takes less holds no step back
@@ -26,8 +26,7 @@ def _behind(claim: Claim, records: Sequence[Record], arms: Sequence[str]) -> str
     told = []
     for arm in arms:
         rows = selection.of_cell(claim, selection.rows(records, plan_ladder.EXPERIMENT, arm))
-        hosts = f"{len(rows)} host" + ("s" if len(rows) > 1 else "")
-        told.append(f"{arm} from {sessions(sum(row.sessions for row in rows))} on {hosts}")
+        told.append(f"{arm} from {sessions(sum(row.sessions for row in rows))} on {counted(len(rows), 'host')}")
     return " and ".join(told)
 
 

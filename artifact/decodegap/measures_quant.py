@@ -6,7 +6,7 @@ from decodegap import frame, quant_results
 from decodegap.claims import Claim, Found
 from decodegap.plan import CHECK
 from decodegap.quant_catalogue import PATHS
-from decodegap.rows import sessions
+from decodegap.rows import counted, sessions
 from decodegap.schema import Record
 
 
@@ -20,7 +20,7 @@ def kept_promise(_claim: Claim, records: Sequence[Record]) -> Found | None:
     if not found:
         return None
     share, where = max(found)
-    return Found(share, f"largest of {len(found)} paths: {where}")
+    return Found(share, f"largest of {counted(len(found), 'path')}: {where}")
 
 
 def over_floor(_claim: Claim, records: Sequence[Record]) -> Found | None:

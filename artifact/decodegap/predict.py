@@ -20,6 +20,7 @@ from decodegap import floor, gpus, ledger, models
 from decodegap.errors import NotMeasuredError
 from decodegap.paths import DATA
 from decodegap.published import DTYPE, Published
+from decodegap.rows import counted
 from decodegap.schema import Anatomy, Record
 
 FIT_ARMS = ("eager", "eager-pinned", "graph")  # the arms whose kernels are those of the predicted steps
@@ -130,7 +131,7 @@ def fit(records: Iterable[Record]) -> Model:
     if not hosted:
         raise NotMeasuredError(
             f"the step-time model needs a {gpu} record with the anatomy of an eager arm and the host's dispatch cost, "
-            f"and there is none among {len(used)} sound {gpu} records; measure with `make measure GPU={gpu}`"
+            f"which none of {counted(len(used), f'sound {gpu} record')} has; measure with `make measure GPU={gpu}`"
         )
     small_us = statistics.median(_small_kernel_us(a) for _, a in seen)
     efficiency = {kind: _efficiency([(a, r.peak_gb_s or 0.0) for r, a in seen], kind, small_us) for kind in KINDS}

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from decodegap import exhibits, frame, history, plan, records, report
 from decodegap.errors import BadInputError, BadRecordError
 from decodegap.paths import HERE, Places, imported
+from decodegap.rows import counted
 from decodegap.schema import Record
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _parts(table: "pd.DataFrame") -> Iterator["pd.DataFrame"]:
 
 def _stands_on(sources: list[Source]) -> str:
     hosts = {source.record.machine.host_tag for source in sources if source.record.machine}
-    return f"made from {len(sources)} record(s), one session each, of {len(hosts)} host(s)"
+    return f"made from {counted(len(sources), 'record')}, one session each, of {counted(len(hosts), 'host')}"
 
 
 def _git(path: Path, at: Places) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from decodegap import claims, frame, records, render, report, tables_review, tensions, verdicts
 from decodegap.paths import HERE, Places
 from decodegap.published import Published
+from decodegap.rows import counted
 from decodegap.schema import Record
 from decodegap.tensions import Finding
 from decodegap.verdicts import Verdict
@@ -68,7 +69,7 @@ def missed_count(missed: Sequence[Verdict]) -> str:
     """How many of these verdicts are of claims that must hold, and how many of goals: `1 claim and 6 goals`."""
     goals = sum(map(is_goal, missed))
     counts = ((len(missed) - goals, "claim"), (goals, "goal"))
-    return " and ".join(f"{n} {what}{'s' * (n > 1)}" for n, what in counts if n) or "none"
+    return " and ".join(counted(n, what) for n, what in counts if n) or "none"
 
 
 def is_goal(verdict: Verdict) -> bool:

@@ -15,7 +15,12 @@ def whose(store: str) -> str:
 
 def sessions(number: int) -> str:
     """So many sessions, in words that agree."""
-    return f"{number} session{'' if number == 1 else 's'}"
+    return counted(number, "session")
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """So many of what `one` names; `many` is its plural where an s does not make it."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from decodegap.grid import LEGEND, MARKS, model_label
 from decodegap.predict import Prediction, Span
 from decodegap.published import Published
 from decodegap.render import Table
+from decodegap.rows import counted
 from decodegap.tables import above_one, number
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _summary(rows: Sequence[Prediction]) -> list[str]:
     worst = max(rows, key=lambda row: errors[row])
     kinds = [("host", [r for r in rows if r.host_bound]), ("device", [r for r in rows if not r.host_bound])]
     by_kind = "; ".join(
-        f"{len(mine)} cells bound by the {kind}: {statistics.median(errors[row] for row in mine):.0%}"
+        f"{counted(len(mine), 'cell')} bound by the {kind}: {statistics.median(errors[row] for row in mine):.0%}"
         for kind, mine in kinds
         if mine
     )

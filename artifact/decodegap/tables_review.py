@@ -8,7 +8,7 @@ from decodegap.frame import from_frame, records_hash
 from decodegap.grid import LEGEND, MARKS, model_label
 from decodegap.published import Published
 from decodegap.render import Table
-from decodegap.rows import CellRow, whose
+from decodegap.rows import CellRow, counted, whose
 from decodegap.schema import Record
 from decodegap.tables import DASH, number, step
 from decodegap.verdicts import Verdict, count
@@ -31,12 +31,12 @@ COST_NOTE = (
 
 def claims(verdicts: Sequence[Verdict], records: str) -> Table:
     """One line a claim: what is expected, what was found, how far apart, how far is allowed, and the verdict."""
-    counted = ", ".join(f"{number} {word}" for word, number in count(verdicts).items())
+    words = ", ".join(f"{number} {word}" for word, number in count(verdicts).items())
     return Table(
         name="claims",
         caption=(
             "Each claim of the study and of this bundle against the records of the GPU that it is about. "
-            f"{len(verdicts)} verdicts: {counted}."
+            f"{counted(len(verdicts), 'verdict')}: {words}."
         ),
         headers=("Whose", "Experiment", "Claim", "Kind", "Expected", "Found", "Difference", "Allowed", "Verdict"),
         rows=tuple(_claim_row(verdict) for verdict in verdicts),
