@@ -9,7 +9,7 @@ import stepping
 import torch
 from factory import record
 
-from decodegap import arms, cells, graphs, plan, records
+from decodegap import arms, cells, decode, graphs, plan, records
 from decodegap.arms import Setup, Step
 from decodegap.cells import Pairing
 from decodegap.plan import Task
@@ -48,6 +48,17 @@ def test_an_arm_that_cannot_run_here_is_unsupported(tmp_path: Path) -> None:
     assert found.series == []
     assert len(found.reasons) == 1
     assert "NVIDIA" in found.reasons[0]
+
+
+def test_an_arm_is_not_blamed_for_a_device_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = stepping.setup()
+
+    def lost(_device: str) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(decode, "synchronize", lost)
+    with pytest.raises(RuntimeError, match="device-side assert triggered"):
+        measured(single("graph"), tmp_path, setup)
 
 
 def pinned(setup: Setup) -> Step:

@@ -77,6 +77,7 @@ def measure(task: Task, setup: Setup, device: gpus.Device | None, store: Path, f
                     _refuse_failed(task, (cell.arm,), store, found)
                 measure_single(task, setup, device, found)
     except UnsupportedError as error:
+        decode.synchronize(setup.device)  # raises where the device was lost meanwhile: then the arm is not to blame
         found.outcome = "unsupported"
         found.reasons.append(str(error))
 

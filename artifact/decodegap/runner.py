@@ -24,6 +24,7 @@ FIRST_WORD_S = 30.0  # a session that takes longer is not silent: most take less
 ATTEMPTS = 3  # a session that dies or is void is measured again this often in all
 ASIDE = "aside"
 SESSION = "decodegap.session"
+SAID = "decode-gap: "  # how a session's own last line begins
 
 
 @dataclass
@@ -243,11 +244,13 @@ def _session(attempt: Attempt) -> str:
         tail = _tail(output)
     if process.returncode == 0:
         return ""
-    if process.returncode == BadInputError.exit_code and tail.startswith("decode-gap: "):
-        raise BadInputError(tail.removeprefix("decode-gap: "))
+    why = tail.removeprefix(SAID)
+    if process.returncode == BadInputError.exit_code and why != tail:
+        raise BadInputError(why)
     if process.returncode < 0:
-        return f"ended by {signal.Signals(-process.returncode).name}" + _perhaps_memory(process.returncode)
-    return f"exit code {process.returncode}: {tail}"
+        ended = f"ended by {signal.Signals(-process.returncode).name}"
+        return f"{ended} after {why}" if why != tail else ended + _perhaps_memory(process.returncode)
+    return f"exit code {process.returncode}: {why}"
 
 
 def _wait(process: "subprocess.Popen[str]", attempt: Attempt) -> None:
@@ -274,9 +277,11 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 
 def _tail(output: IO[str]) -> str:
+    """The session's own last line, else its last one: with the device lost, libraries warn on after the session's."""
     output.seek(0)
     lines = [text.strip() for text in output.read()[-20_000:].splitlines() if text.strip()]
-    return lines[-1][:500] if lines else "no message"
+    own = [text for text in lines if text.startswith(SAID)]
+    return (own or lines or ["no message"])[-1][:500]
 
 
 def environment(device: gpus.Device | None, *, online: bool = False) -> dict[str, str]:

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 CACHE_MULTIPLE = 3  # weights below this many last-level caches stay partly cached, so the floor does not bind
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# How drivers, Triton, cuBLAS and cuDNN say it: on a card that is full, not even a context or a handle can be made.
+OUT_OF_MEMORY = re.compile(r"out of memory|_STATUS_ALLOC_FAILED")
 # What transformers imports if it happens to be installed and a decode never uses. Hidden, a session starts seconds
 # sooner, and the same code runs in every environment.
 NOT_USED = (
@@ -110,7 +113,7 @@ def run(task: Task, store: Path) -> Record:
         _measure(task, device, target, store, found)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         asked = _bytes_asked(str(error))
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and asked is None:
+        if not isinstance(error, MemoryError) and asked is None and not OUT_OF_MEMORY.search(str(error)):
             raise
         found.outcome, found.bytes_asked = "oom", asked
         found.reasons.append(f"out of {'device' if device else 'host'} memory: {_one_line(error)}")
@@ -240,7 +243,10 @@ def _bytes_asked(message: str) -> int | None:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+    text = str(error)
+    if text.startswith("CUDA error: "):  # what follows is torch's advice on finding it, a line each
+        text = text.partition("\n")[0]
+    return " ".join(text.split())[:300]
 
 
 def _die_with_parent() -> None:
@@ -252,7 +258,10 @@ def _die_with_parent() -> None:
 
 
 def main(measure: Callable[[Task, Path], Record] = run) -> int:
-    """Run the task on standard input; 0 when its record is written, 2 with one line for a user's mistake."""
+    """Run the task on standard input; 0 when its record is written, 2 with one line for a user's mistake.
+
+    1 for anything else, with a traceback for whoever runs a session by hand, and then one line for the runner.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", type=Path, required=True, help="folder that local records go to")
     args = parser.parse_args()
@@ -264,6 +273,10 @@ def main(measure: Callable[[Task, Path], Record] = run) -> int:
     except DecodeGapError as error:
         print(f"decode-gap: {error}", file=sys.stderr)
         return error.exit_code
+    except Exception as error:  # noqa: BLE001  (whatever it is, it ends this process and no other)
+        traceback.print_exc()
+        print(f"decode-gap: {type(error).__name__}: {_one_line(error)}", file=sys.stderr)
+        return 1
     return 0
 
 

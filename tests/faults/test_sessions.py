@@ -16,6 +16,7 @@ from decodegap import plan, records, runner
 from decodegap.errors import BadInputError, NotMeasuredError
 
 QUICK = "faults.quick_session"
+LOST = "RuntimeError: CUDA error: an illegal memory access was encountered"
 
 
 def tasks(sessions: int = 1, models: str = "tiny-llama", contexts: str = "8,16", **more: object) -> list[plan.Task]:
@@ -81,9 +82,16 @@ def test_a_device_error_ends_one_session_and_not_the_run(tmp_path: Path, faults:
     said: list[str] = []
     with pytest.raises(NotMeasuredError, match="2 of 2 sessions could not be measured") as caught:
         runner.run(tasks(), tmp_path, say=said.append, attempts=1, module="faults.failing_session")
-    assert len(said) == 2
-    assert "RuntimeError: CUDA error: an illegal memory access was encountered" in said[0]
+    assert [line.split(": ", 2)[1:] for line in said] == 2 * [["not measured after 1 attempts", f"exit code 1: {LOST}"]]
     faults.check("a CUDA error (raised on a CPU)", caught.value, wrong=resumed(tasks(), tmp_path))
+
+
+def test_a_device_error_is_named_though_a_library_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ABORTS", "1")
+    with pytest.raises(NotMeasuredError, match=re.escape(f"(ended by SIGABRT after {LOST})")):
+        runner.run(tasks()[:1], tmp_path, say=quiet, attempts=1, module="faults.failing_session")
 
 
 def test_a_machine_that_voids_everything_ends_the_run(tmp_path: Path, faults: Ledger) -> None:
