@@ -17,6 +17,10 @@ what an undisturbed run writes, stands twice, or lies half-written where a recor
 injection. The message is what a user is shown; `…` stands for a folder, N for a process.
 
 `make test` runs the same suite with few kills, `make test-faults` with all of them.
+
+Faults that need an NVIDIA GPU have no row here. `make test-gpu` injects them on the card there is, in real sessions:
+its memory runs out, a kernel reads beyond a table and takes the context along, a kernel never ends, and another process
+holds the whole card (`tests/test_faults_gpu.py`).
 """
 TESTS = Path(__file__).resolve().parents[1]
 KEPT = pytest.StashKey[ledger.Ledger]()
