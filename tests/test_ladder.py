@@ -179,6 +179,17 @@ def test_fractions_are_of_the_published_floor_single_and_sustained(paper: View) 
     assert (shown["Sessions"], shown["Parts of"]) == ("3", "s1: 3.500")
 
 
+def test_both_floors_of_a_cell_stand_in_a_note(paper: View) -> None:
+    table = exhibits.table(paper, "ladder")
+    (note,) = (each for each in table.notes if each.startswith("Floors of the unquantised rungs"))
+    fused = {line["ctx"]: line for line in lines(table) if line["rung"] == "fused"}
+    shown = [
+        f"{float(fused[ctx]['floor_published_ms']):.3f} and {float(fused[ctx]['limit_ms']):.3f}"
+        for ctx in ("2048", "16384")
+    ]
+    assert note.endswith(f"2k {shown[0]}; H200, Qwen2.5-7B, 16k {shown[1]}.")
+
+
 def test_what_is_absent_says_why(paper: View) -> None:
     table = exhibits.table(paper, "ladder")
     long = {row[3]: row[-1] for row in table.rows if row[1:3] == ("Qwen2.5-7B", "16384")}

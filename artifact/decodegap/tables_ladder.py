@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from decodegap import anatomy, ladder, steadiness
+from decodegap import anatomy, ladder, plan_ladder, steadiness
 from decodegap.frame import records_hash
 from decodegap.grid import FLOORS, LEGEND, NOT_MEASURED, model_label
 from decodegap.ladder import Ladder, Rung
@@ -31,7 +31,7 @@ CAPTION = (
     "ms it changed from the rung below. Shrank most: the part that did, aimed at or not. Step: synchronised after "
     "each; sust.: in a loop of at least 2 s, in ms as well"
 )
-RATIOS = "a/step: the published floor over it; c/step: the achievable floor over it"
+RATIOS = "a/step: the published floor over it; c/step: the achievable floor over it (both in ms in the notes)"
 PARTS_TEXT = "The parts are those of the anatomy, ms: what is left of each."
 STEP_NOTE = (
     "Step: the mean over the measured sessions; where fewer than planned are measured, their column says of how many. "
@@ -198,7 +198,8 @@ def _notes(found: Sequence[Ladder], missing: Sequence[Where]) -> tuple[str, ...]
         FLOOR_NOTE,
         *([HOST_NOTE] if any(each.hosts > 1 for each in found) else []),
         ERROR_NOTE,
-        *([f"Achievable floor, median of a host's 16-bit rungs: {limits}."] if (limits := _limits(found)) else []),
+        *([f"Floors of the unquantised rungs, ms, published and achievable (median of a host's): {floors}."]
+          if (floors := _floors(found)) else []),
         *([f"Range: smallest and largest of fewer than {MIN_FOR_INTERVAL} sessions; not an interval."]
           if any(row.spread == "range" for row in rows) else []),
         *([f"{LEGEND['missing']}."] if missing or any(r.row is None for e in found for r in e.rungs) else []),
@@ -208,5 +209,12 @@ def _notes(found: Sequence[Ladder], missing: Sequence[Where]) -> tuple[str, ...]
     )  # fmt: skip
 
 
-def _limits(found: Sequence[Ladder]) -> str:
-    return "; ".join(f"{each.name} {number(each.limit_ms, 4)} ms" for each in found if each.limit_ms)
+def _floors(found: Sequence[Ladder]) -> str:
+    return "; ".join(f"{each.name} {number(_published_ms(each), 4)} and {number(each.limit_ms, 4)}" for each in found
+                     if each.limit_ms)  # fmt: skip
+
+
+def _published_ms(each: Ladder) -> float | None:
+    """The published floor of the rungs with all bytes, which only the int4 rung has fewer of."""
+    held = [rung.row for rung in each.rungs if rung.row and rung.arm != plan_ladder.INT4]
+    return next((row.floor_published_ms for row in held if row.floor_published_ms), None)
