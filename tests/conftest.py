@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from making import clone_into
 
 # One thread a process: at these sizes more of them only wait for one another, four times as long where the cores are
 # busy. Sessions and kernels inherit it. It is read when torch is imported, so it is set before anything is.
@@ -151,6 +152,12 @@ def fake_nvml(nvml_library: Path, tmp_path: Path) -> FakeNvml:
     fake = FakeNvml(nvml_library, tmp_path / "cards.txt")
     fake.cards()
     return fake
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A copy of the packaging files, in a folder with a space in its name, beside a PATH with no Python on it."""
+    return clone_into(tmp_path / "a clone", tmp_path / "bin")
 
 
 @pytest.fixture

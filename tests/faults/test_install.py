@@ -8,11 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-import test_makefile
 from faults.ledger import Ledger
-from test_makefile import STAND_IN, clone, installs, make
+from making import STAND_IN, calls, executable, installs, make, put_python
 
-__all__ = ["clone"]  # the fixture: a copy of the packaging files beside a PATH without a Python
 HANG = "echo half >.venv/half-installed; sleep 30"
 SLOW_PIP = STAND_IN.replace('exit "${FAKE_PIP_EXIT:-0}"', HANG)
 SLOW_VENV = STAND_IN.replace('cp "$0" .venv/bin/python', f'cp "$0" .venv/bin/python; {HANG}')
@@ -25,7 +23,7 @@ def test_an_installation_that_is_killed_is_finished_by_the_next_make(
     sleep = shutil.which("sleep")
     assert sleep
     (clone.parent / "bin/sleep").symlink_to(sleep)
-    test_makefile.put_python(clone, slow)
+    put_python(clone, slow)
     program = shutil.which("make")
     assert program
     env = {"PATH": str(clone.parent / "bin"), "HOME": str(clone.parent), "CALLS": str(clone.parent / "calls.log")}
@@ -38,10 +36,10 @@ def test_an_installation_that_is_killed_is_finished_by_the_next_make(
     first.communicate()
     assert not list((clone / ".venv").glob("analysis.stamp*"))
     for place in (clone.parent / "bin/python3", clone / ".venv/bin/python"):
-        test_makefile.executable(place, STAND_IN)
+        executable(place, STAND_IN)
     second = make(clone, "status")
     assert second.returncode == 0, second.stderr
-    assert sum("-m venv .venv" in line for line in test_makefile.calls(clone)) == venvs
+    assert sum("-m venv .venv" in line for line in calls(clone)) == venvs
     assert installs(clone) == ["analysis"] * pips
     assert (clone / ".venv/analysis.stamp").read_bytes() == (clone / "requirements/analysis.lock").read_bytes()
     faults.check("SIGKILL of an installation", second.stderr.splitlines()[-2])
