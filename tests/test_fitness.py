@@ -4,64 +4,12 @@ import inspect
 import re
 
 import pytest
+from factory_machine import H200, IDLE, RUNNING, good
 
-from decodegap import doctor, fitness, gpus, records
-from decodegap.errors import BadInputError
+from decodegap import fitness, gpus, records
 from decodegap.fitness import Needs
 from decodegap.paths import HERE
-from decodegap.schema import DeviceState, Machine
 
-H200 = gpus.catalogue()["h200"]
-IDLE = {
-    "sm_clock_mhz": 345,
-    "memory_clock_mhz": 3201,
-    "temperature_c": 34,
-    "power_w": 76.2,
-    "throttle_reasons": ["idle"],
-    "memory_used_mib": 4,
-    "utilisation_percent": 0,
-    "other_processes": 0,
-    "ecc_uncorrected": 0,
-}
-RUNNING = IDLE | {
-    "sm_clock_mhz": 1980,
-    "power_w": 640.0,
-    "throttle_reasons": [],
-    "memory_used_mib": 20480,
-    "utilisation_percent": 99,
-}
-GOOD = {
-    "device_name": "NVIDIA H200",
-    "memory_mib": 143771,
-    "sm_count": 132,
-    "capability": "9.0",
-    "bus_width_bits": 6016,
-    "max_memory_clock_mhz": 3201,
-    "driver": "580.95.05",
-    "cuda": "13.0",
-    "ecc": True,
-    "mig": False,
-    "persistence": True,
-    "power_cap_w": 700.0,
-    "power_cap_default_w": 700.0,
-    "cpu_model": "Some CPU",
-    "cores": 16,
-    "host_memory_mib": 131072,
-    "last_level_cache_mib": 64.0,
-    "governor": None,
-    "load_1min": 1.2,
-    "cpu_quota_cores": None,
-    "container": None,
-    "host_tag": "00000000",
-    "idle": IDLE,
-    "before": RUNNING,
-    "after": RUNNING,
-    "read_gb_s": 4480.0,
-    "read_kernel": "torch.mv",
-    "read_buffer_mib": 4096,
-    "dispatch_us": 8.9,
-    "dispatch_us_spread": 0.4,
-}
 NEEDS = Needs(
     device_memory_mib=20000,
     host_memory_mib=8000,
@@ -70,12 +18,6 @@ NEEDS = Needs(
     disk_free_mib=60000,
     torch_cuda="13.0",
 )
-
-
-def good(**changes):
-    values = GOOD | changes
-    states = {key: values[key] and DeviceState(**values[key]) for key in ("idle", "before", "after")}
-    return Machine(**values | states)
 
 
 def found(machine, gpu=H200, needs=NEEDS):
@@ -323,52 +265,3 @@ def test_a_cpu_is_judged_as_a_host_only():
         ("memory", "void"),
         ("load", "flag"),
     }
-
-
-def test_the_doctor_examines_this_cpu(tmp_path):
-    lines, code = doctor.doctor("cpu", tmp_path)
-    assert code in (0, 1)
-    assert lines[-1].startswith(("fit to measure", "not fit"))
-    assert any(line.startswith("speed: reads ") for line in lines) == (code == 0)
-    assert all(len(line.splitlines()) == 1 for line in lines)
-
-
-def test_the_doctor_says_which_card_is_missing(tmp_path):
-    if gpus.detect():
-        pytest.skip("there is a GPU here")
-    lines, code = doctor.doctor("h100", tmp_path)
-    assert code == 2
-    assert lines[-1] == "not fit: it cannot be measured here: no NVIDIA GPU was found (no driver, or none visible)"
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(BadInputError):
-        doctor.doctor("../x", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("slug", "changes", "code", "said"),
-    [
-        ("h200", {"cuda_cores": 114 * 128}, 2, "it has 114 SMs, the H200 SXM has 132"),
-        ("h200", {"memory_mib": 71885}, 2, "it has 71885 MiB"),
-        ("h100", {"name": "NVIDIA H100 PCIe", "memory_mib": 81559, "cuda_cores": 114 * 128}, 2, "is not the H100 SXM"),
-        ("h200", {"mig": 1}, 2, "MIG mode is on"),
-        ("auto", {"mig": 1}, 1, "void  mig: MIG mode is on"),
-        (
-            "auto",
-            {"name": "Tesla T4", "capability": "7.5", "cuda_cores": 2560},
-            1,
-            "void  bf16: compute capability 7.5",
-        ),
-        ("auto", {"name": "NVIDIA Unheard Of", "memory_mib": 48000}, None, "peak 4814.3 GB/s (derived)"),
-        ("h200", {"event_reasons": "0x48"}, 1, "void  throttle: hardware thermal slowdown"),
-        ("h200", {"used_mib": 90000, "utilisation": 88}, 1, "1 other process(es) on the card, which was 88% busy"),
-        ("h200", {"power_cap_mw": 500000}, None, "flag  power cap: the power limit is 500 W, the card's default 700 W"),
-        ("h200", {"ecc_uncorrected": 2}, 1, "void  ecc: 2 uncorrected memory error(s)"),
-        ("h200", {"persistence": 0}, None, "flag  persistence: persistence mode is off"),
-    ],
-)
-def test_the_doctor_reads_a_cards_state_from_its_driver(fake_nvml, h200, tmp_path, slug, changes, code, said):
-    call = f"doctor.doctor({slug!r}, __import__('pathlib').Path(os.environ['STORE']))"
-    lines, got = fake_nvml.ask(call, h200(**changes), imports="doctor", STORE=str(tmp_path))
-    assert any(said in line for line in lines), lines
-    assert code in (None, got)
-    assert not any(h200()["uuid"] in line for line in lines)

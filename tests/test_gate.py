@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FakeNvml, card
-from test_fitness import GOOD, H200, IDLE, RUNNING, good
+from factory_machine import GOOD, H200, IDLE, RUNNING, good
 
 from decodegap import fitness, gate, gpus, plan, session
 from decodegap.errors import UnsupportedError
