@@ -4,18 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from factory import grid, record, rungs, write
+from factory import grid, record, write
+from factory_ladder import rungs
 
-from decodegap import (
-    claims,
-    cli,
-    frame,
-    published,
-    review,
-    tables_review,
-    tensions,
-    verdicts,
-)
+from decodegap import claims, cli, frame, published, review, tables_review, tensions, verdicts
 from decodegap.paths import HERE
 
 STUDY = published.load(HERE.published)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from factory import grid, record, rehashed, rungs
+from factory import grid, record, rehashed
+from factory_ladder import rungs
 
 from decodegap import claims, predict, published, records, review, verdicts
 from decodegap.paths import HERE, Places
