@@ -13,6 +13,7 @@ from decodegap.rows import counted
 from decodegap.schema import Record
 
 REPEATS = 3
+IMPORTED = ("decodegap.cli", "decodegap.figures", "decodegap.session", "decodegap.decode")
 
 
 def lines(store: Path) -> Iterator[str]:
@@ -27,7 +28,7 @@ def lines(store: Path) -> Iterator[str]:
 
 
 def _imports() -> Iterator[str]:
-    for module in ("decodegap.cli", "decodegap.figures", "decodegap.session", "decodegap.decode"):
+    for module in IMPORTED:
         seconds = []
         for _ in range(REPEATS):
             began = time.monotonic()
@@ -46,7 +47,7 @@ def _sessions(store: Path) -> Iterator[str]:
     yield f"a session of a tiny model, start to record: {whole_s:.2f} s; {_phases(found, whole_s)}"
     began = time.monotonic()
     runner.run(tasks, store, say=lambda _: None)
-    yield f"find {len(tasks)} measured sessions: {(time.monotonic() - began) * 1e3:.0f} ms"
+    yield f"find {counted(len(tasks), 'measured session')}: {(time.monotonic() - began) * 1e3:.0f} ms"
 
 
 def _phases_of_local_records(store: Path) -> Iterator[str]:
