@@ -1,10 +1,12 @@
 """Records that no machine measured, valid in every field, for tests only."""
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from decodegap import anatomy, floor, gpus, ledger, models, plan, records, stats
+from decodegap.paths import HERE, Places
 from decodegap.schema import (
     Anatomy,
     Attestation,
@@ -264,6 +266,21 @@ def dissection(
         source="device" if device else "host", idle_ms=bubbles_ms,
         empty_kernels=EmptyKernels(period_us=1.2, kernel_us=0.9, between_us=0.25) if device else None,
     )  # fmt: skip
+
+
+def checkout(root: Path, *, shipped: bool = False) -> Places:
+    """A checkout at `root` with the study's numbers and the claims, and with the records of this one or with none."""
+    at = Places(root)
+    if shipped and HERE.results.is_dir():
+        shutil.copytree(HERE.results, at.results, ignore=shutil.ignore_patterns("local"))
+    shutil.copytree(HERE.published.parent, at.published.parent)
+    shutil.copyfile(HERE.claims, at.claims)
+    return at
+
+
+def named(tasks: Iterable[plan.Task]) -> list[tuple[str, int, str, int]]:
+    """The model, context, arm and session of each task."""
+    return [(task.cell.model, task.cell.ctx, task.cell.arm, task.session) for task in tasks]
 
 
 def write(found: Iterable[Record], store: Path) -> list[Path]:

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -11,11 +10,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from factory import grid, record, write
+from factory import checkout, grid, record, write
 
 from decodegap import bundle, cli, frame, plan, records, report, review, runner, standing, verdicts
 from decodegap.errors import DecodeGapError
-from decodegap.paths import HERE, Places, imported
+from decodegap.paths import HERE, imported
 
 Member = tuple[tarfile.TarInfo, bytes]
 
@@ -63,9 +62,7 @@ def test_export_is_the_same_bytes_and_names_nobody(theirs: Path, exported: Path,
 def test_from_one_clone_to_another_the_tables_are_equal(theirs: Path, exported: Path, tmp_path: Path) -> None:
     local = tmp_path / "ours"
     assert len(bundle.bring(exported, local)) == 24
-    at = Places(tmp_path / "checkout")
-    shutil.copytree(HERE.published.parent, at.published.parent)
-    shutil.copyfile(HERE.claims, at.claims)
+    at = checkout(tmp_path / "checkout")
     made = []
     for store in (theirs, local):
         report.rebuild(at, {"tables"}, store=store, gpu="l4")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FakeNvml, card
-from factory import record, write
+from factory import checkout, record, write
 
 from decodegap import cli, records, typeset, webpage
 from decodegap.paths import HERE, Places
@@ -196,11 +196,7 @@ def test_figures_and_tables_of_one_gpu_leave_the_reports_of_the_others(
     for name in ("MODELS", "CONTEXTS", "SESSIONS", "EXPERIMENTS", "WEIGHTS", "REQUIRE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RESULTS", str(tmp_path / "store"))
-    monkeypatch.setattr(cli, "HERE", Places(tmp_path / "checkout"))
-    for file in (HERE.published, HERE.claims):
-        target = tmp_path / "checkout" / file.relative_to(HERE.root)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, target)
+    monkeypatch.setattr(cli, "HERE", checkout(tmp_path / "checkout"))
     for gpu in ("l4", "a100"):
         write([record(gpu=gpu)], tmp_path / "store")
     for asked, made in (("l4", ["l4"]), ("auto", ["a100", "l4"])):

@@ -1,6 +1,7 @@
 """Whether the launch experiment is planned so that its checks and its published cell come first."""
 
 import pytest
+from factory import named
 
 from decodegap import plan
 from decodegap.errors import BadInputError
@@ -9,10 +10,6 @@ from decodegap.plan import Task
 
 def planned(gpu: str = "h200", **given: object) -> list[Task]:
     return plan.graphs(plan.request(gpu=gpu, **given), gpu)
-
-
-def named(tasks: list[Task]) -> list[tuple[str, int, str, int]]:
-    return [(task.cell.model, task.cell.ctx, task.cell.arm, task.session) for task in tasks]
 
 
 def test_every_model_and_context_is_checked_once_and_first() -> None:

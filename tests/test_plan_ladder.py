@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from factory import named
 
 from decodegap import plan, plan_ladder
 from decodegap.errors import BadInputError
@@ -11,10 +12,6 @@ from decodegap.plan import Task
 
 def planned(gpu: str = "h200", **given: object) -> list[Task]:
     return plan_ladder.ladder(plan.request(gpu=gpu, **given), gpu)
-
-
-def named(tasks: list[Task]) -> list[tuple[str, int, str, int]]:
-    return [(task.cell.model, task.cell.ctx, task.cell.arm, task.session) for task in tasks]
 
 
 def test_five_cells_get_three_sessions_of_each_group_the_session_outermost() -> None:

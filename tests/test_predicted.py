@@ -2,19 +2,17 @@
 
 import dataclasses
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from exhibiting import STUDY, lines, texts, view
-from factory import write
+from factory import checkout, write
 from factory_launch import gpu_records
 
 from decodegap import exhibits, numbers, plan, predict, render, standing
 from decodegap import grid as cells
 from decodegap.exhibits import View
-from decodegap.paths import HERE, Places
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +76,7 @@ def test_the_heatmap_marks_predictions_and_says_what_the_mark_means(paper: View)
 
 
 def test_a_summary_says_predicted_with_its_range_and_published_for_the_studys_ab(tmp_path: Path) -> None:
-    at = Places(tmp_path / "checkout")
-    at.published.parent.mkdir(parents=True)
-    shutil.copyfile(HERE.published, at.published)
+    at = checkout(tmp_path / "checkout")
     write(gpu_records(), at.results)
 
     def said(gpu: str, planned: Callable[[plan.Request, str], list[plan.Task]]) -> dict[tuple[str, int, str], str]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from factory import grid, record, write
+from factory import checkout, grid, record, write
 
 from decodegap import exhibits, history, provenance, records, report, style, webpage
 from decodegap.errors import BadInputError, BadRecordError
@@ -23,13 +23,8 @@ SHIPPED = sorted([*HERE.figures.glob("*.pdf"), *HERE.figures.glob("*.png"), *HER
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Places:
     """A checkout in git with a grid of shipped records, its figures and tables."""
-    here = Places(tmp_path_factory.mktemp("drawn") / "checkout")
-    for file in (HERE.published, HERE.claims):
-        target = here.root / file.relative_to(HERE.root)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, target)
+    here = checkout(tmp_path_factory.mktemp("drawn") / "checkout")
     write(grid("h200", host=HOST), here.results)
-    (here.results / "h200" / records.MANIFEST).write_text(records.manifest_text(here.results, "h200"))
     report.rebuild(here)
     git(here, "init", "-q")
     git(here, "add", ".")

@@ -15,7 +15,7 @@ from exhibiting import (
     texts,
     view,
 )
-from factory import grid, rehashed
+from factory import checkout, grid, rehashed
 from factory_quant import EAGER_MS, GRAPH_MS, checked, experiment, measured
 
 from decodegap import (
@@ -32,7 +32,6 @@ from decodegap import (
     tables,
 )  # fmt: skip
 from decodegap.exhibits import View
-from decodegap.paths import HERE, Places
 from decodegap.quant_catalogue import PATHS
 from decodegap.schema import Record
 
@@ -236,9 +235,7 @@ def test_each_cell_of_the_experiment_says_what_stands_there(tmp_path: Path) -> N
     from decodegap import plan, plan_quantised
 
     tasks = plan_quantised.quantised(plan.request(gpu="l4"), "l4")
-    at = Places(tmp_path)
-    at.published.parent.mkdir(parents=True)
-    at.published.write_bytes(HERE.published.read_bytes())
+    at = checkout(tmp_path)
     found = {line.cell.arm: line.kind for line in standing.lines("l4", tasks, at.local, at)}
     assert {arm for arm, kind in found.items() if kind == "published"} == {
         "bf16",

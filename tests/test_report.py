@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from exhibiting import GOLDEN_MATPLOTLIB
-from factory import grid, record, write
+from factory import checkout, grid, record, write
 
 from decodegap import plan, records, report, standing
 from decodegap.errors import BadInputError, BadRecordError
@@ -46,11 +46,7 @@ PAPER = TABLES | REVIEW | {"numbers.tex"}
 @pytest.fixture
 def at(tmp_path: Path) -> Places:
     """A checkout with the study's numbers and no record."""
-    here = Places(tmp_path / "checkout")
-    here.published.parent.mkdir(parents=True)
-    shutil.copyfile(HERE.published, here.published)
-    shutil.copyfile(HERE.claims, here.claims)
-    return here
+    return checkout(tmp_path / "checkout")
 
 
 def names(folder: Path) -> set[str]:
@@ -223,31 +219,31 @@ def test_the_notebook_is_thin_and_has_no_output() -> None:
 
 @pytest.mark.slow
 def test_the_notebook_runs_in_a_checkout_and_shows_every_figure_at_its_print_size(tmp_path: Path) -> None:
-    checkout = tmp_path / "checkout"
+    root = tmp_path / "checkout"
     for folder in ("artifact/decodegap", "artifact/published"):
-        shutil.copytree(HERE.root / folder, checkout / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(HERE.root / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file in (
         "figures/paper.mplstyle",
         "notebooks/05_paper.ipynb",
         "artifact/claims.toml",
         "requirements/sizes.toml",
     ):
-        (checkout / file).parent.mkdir(exist_ok=True)
-        shutil.copyfile(HERE.root / file, checkout / file)
-    write(grid("h200", sessions=1), checkout / "artifact" / "results")
-    write(grid("cpu", sessions=1), checkout / "artifact" / "results" / "local")
+        (root / file).parent.mkdir(exist_ok=True)
+        shutil.copyfile(HERE.root / file, root / file)
+    write(grid("h200", sessions=1), root / "artifact" / "results")
+    write(grid("cpu", sessions=1), root / "artifact" / "results" / "local")
     out = tmp_path / "out.ipynb"
-    env = os.environ | {"PYTHONPATH": str(checkout / "artifact"), "IPYTHONDIR": str(tmp_path / "ipython")}
+    env = os.environ | {"PYTHONPATH": str(root / "artifact"), "IPYTHONDIR": str(tmp_path / "ipython")}
     command = [sys.executable, "-m", "papermill", "05_paper.ipynb", str(out), "-p", "gpu", "cpu", "--no-progress-bar"]
     done = subprocess.run(
-        command, cwd=checkout / "notebooks", env=env, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=root / "notebooks", env=env, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     cells = [cell for cell in json.loads(out.read_text())["cells"] if cell["cell_type"] == "code"]
     shown = [output["data"] for cell in cells for output in cell["outputs"] if "data" in output]
     assert sum("image/png" in data for data in shown) == len(DRAWN) + 1
     assert sum("text/markdown" in data for data in shown) == 15
-    assert names(checkout / "figures") == FIGURES | {"paper.mplstyle"}
+    assert names(root / "figures") == FIGURES | {"paper.mplstyle"}
 
 
 def test_rebuilding_needs_no_torch(at: Places) -> None:
@@ -267,12 +263,7 @@ def test_rebuilding_needs_no_torch(at: Places) -> None:
 
 def test_committed_files_are_what_the_shipped_records_give(tmp_path: Path) -> None:
     """The paper's files in this checkout, rebuilt elsewhere from its records, have the same bytes."""
-    copy = Places(tmp_path)
-    if HERE.results.is_dir():
-        shutil.copytree(HERE.results, copy.results, ignore=shutil.ignore_patterns("local"))
-    copy.published.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(HERE.published, copy.published)
-    shutil.copyfile(HERE.claims, copy.claims)
+    copy = checkout(tmp_path, shipped=True)
     what = {"tables", "figures"} if version("matplotlib") == GOLDEN_MATPLOTLIB else {"tables"}
     for path in report.rebuild(copy, what):
         committed = HERE.root / path.relative_to(copy.root)

@@ -1,12 +1,11 @@
 """Whether each claim's verdict comes from records alone, of the right GPU, and flips with them."""
 
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from factory import grid, record, rehashed
+from factory import checkout, grid, record, rehashed
 from factory_ladder import rungs
 
 from decodegap import claims, predict, published, records, review, verdicts
@@ -21,11 +20,7 @@ CLAIMS = claims.load(HERE.claims, STUDY)
 @pytest.fixture
 def at(tmp_path: Path) -> Places:
     """A checkout with the study's numbers, the claims, and a copy of the shipped records."""
-    here = Places(tmp_path / "checkout")
-    shutil.copytree(HERE.results, here.results, ignore=shutil.ignore_patterns("local"))
-    shutil.copytree(HERE.published.parent, here.published.parent)
-    shutil.copyfile(HERE.claims, here.claims)
-    return here
+    return checkout(tmp_path / "checkout", shipped=True)
 
 
 def by_id(found: list[Verdict]) -> dict[str, Verdict]:
