@@ -113,6 +113,9 @@ def _tune_one(model: str, ctx: int, asked: Wish, gpu: str, *, store: Path, say: 
         best = tune.descend(start, options, card, book, seconds=(1 - CAPPING) * asked.seconds, say=say)
         best = _capped(best, asked, loaded, card, book, say=say)
         before_ms, after_ms = card.compare(start, best, True)
+    if best == start:
+        say(f"{before_ms:.4f} ms: nothing is faster than the first tiles, which stay; {os.path.relpath(book.path)}")
+        return start
     say(f"{before_ms:.4f} ms with the first tiles, {after_ms:.4f} ms with the best; {os.path.relpath(book.path)}")
     return replace(best, source=f"make tune on {gpu}, {_software()['triton']}: {after_ms:.3f} ms back to back")
 

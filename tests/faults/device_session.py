@@ -61,6 +61,7 @@ def no_memory() -> None:
     def limit() -> None:
         mark("no_memory")
         if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # what the probes have left would hold the model
             torch.cuda.set_per_process_memory_fraction(1e-6)
         else:
             most = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + HEADROOM
