@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from decodegap import claims, plan_ladder, selection
+from decodegap.claims import Claim
 from decodegap.numbers import NOT_MEASURED, span
 from decodegap.numbers_paper import GPU
 from decodegap.paths import DATA, HERE, Places
@@ -27,7 +28,7 @@ FILE = DATA / "withdrawn.json"
 
 
 class Session(BaseModel):
-    """One session that was taken back: where git has its record, and the steps (ms) that it timed, by rung."""
+    """One session that was taken back: where git has its record, the card's read rate, and the rungs' steps (ms)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,6 +38,7 @@ class Session(BaseModel):
     host_tag: str
     model: str
     ctx: int
+    read_gb_s: float
     steps_ms: dict[str, float]
 
 
@@ -70,6 +72,7 @@ def from_git(root: Path, commit: str = COMMIT) -> Withdrawn:
             host_tag=each["machine"]["host_tag"],
             model=each["cell"]["model"],
             ctx=each["cell"]["ctx"],
+            read_gb_s=each["machine"]["read_gb_s"],
             steps_ms={series["arm"]: series["step_ms"] for series in each["series"]},
         )
         for path, each in records
@@ -96,7 +99,8 @@ def macros(shipped: Sequence[Record], study: Published, at: Places = HERE) -> di
         "WithdrawnApartMin": f"{min(apart):.1%}" if apart else NOT_MEASURED,
         "WithdrawnApartMax": f"{max(apart):.1%}" if apart else NOT_MEASURED,
         "WithdrawnStepMistralTwoK": span(_steps(gone, "mistral-7b-v0.3", 2048), 2),
-        "WithdrawnStepLlamaTwoK": span(_steps(gone, "llama-3.1-8b", 2048), 2),
+        "WithdrawnReadMistralTwoK": span((each.read_gb_s / 1e3 for each in _of(gone, must)), 2),
+        "KeptReadMistralTwoK": span(_read_tb_s(mine, must), 2),
         "WithdrawnMeanMistralTwoK": f"{statistics.fmean(_steps(gone, 'mistral-7b-v0.3', 2048)):.2f}",
         "MustMistralTwoK": f"{must.expected:.2f}",
         "MissMistralTwoK": f"{kept / must.expected - 1:.1%}" if kept else NOT_MEASURED,
@@ -109,6 +113,21 @@ def _pairs(gone: Sequence[Session], shipped: Sequence[Record]) -> Iterable[tuple
         kept = selection.step_ms(shipped, plan_ladder.EXPERIMENT, model, ctx, ARM)
         if kept:
             yield _steps(gone, model, ctx), kept
+
+
+def _of(gone: Iterable[Session], claim: Claim) -> list[Session]:
+    return [each for each in gone if (each.model, each.ctx) == (claim.model, claim.ctx)]
+
+
+def _read_tb_s(shipped: Sequence[Record], claim: Claim) -> list[float]:
+    """What the card read in each kept session with the claim's fused step."""
+    wanted = [r for r in shipped if (r.cell.experiment, r.cell.model, r.cell.ctx) == _place(claim)]
+    rates = [r.machine.read_gb_s for r in wanted if r.machine and any(series.arm == ARM for series in r.series)]
+    return [rate / 1e3 for rate in rates if rate]
+
+
+def _place(claim: Claim) -> tuple[str, str | None, int | None]:
+    return plan_ladder.EXPERIMENT, claim.model, claim.ctx
 
 
 def _steps(gone: Iterable[Session], model: str, ctx: int) -> list[float]:
