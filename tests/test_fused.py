@@ -233,6 +233,7 @@ def test_what_was_found_for_another_model_is_tried_where_it_fits():
     assert all(tile.rows < 16 for tile in found)
     odd = [start.having("o", Matvec(rows=3, block=512, warps=2)), start.having("o", Matvec(4, 512, 2))]
     assert search.familiar("o", start, odd, wanted) == [Matvec(4, 512, 2)]
+    assert search.familiar("qkv", start, odd[:1], wanted) == [start.qkv]  # though its o does not fit
     wanted, start = shape_of(models.lookup("llama-3.1-8b").config, 4), load_tiles("llama-3.1-8b", "h200", 2048, 4)
     assert search.familiar("o", start, known, wanted) == []
     assert {tile.rows for tile in search.familiar("o", start, known_tiles("h200", 4), wanted)} == {16}
@@ -247,6 +248,9 @@ def test_what_was_found_for_another_model_is_tried_where_it_fits():
         (8, 33, [32]),  # 40 are handed out
         (8, 25, []),  # 8 programs have all the threads that there can be
         (1, 65, [64]),  # for 29 programs or 30
+        (1, 64, []),  # 32 are the most
+        (4, 49, [48, 40]),  # 9 programs, because 56 are handed out: to 10 and 11
+        (2, 96, [88, 80]),  # from 10 to 11 and 12; 13 would leave 72
         (4, 255, []),  # a third program would leave 168, and spill
     ],
 )
@@ -281,6 +285,7 @@ def test_a_card_that_was_tuned_for_one_model_starts_from_an_h200_for_the_others(
     shutil.copy(FOLDER / "h200.toml", tmp_path)
     (tmp_path / "new-card.toml").write_text(to_toml("qwen2.5-7b", 2048, own))
     assert load_tiles("qwen2.5-7b", "new-card", 2048) == own
+    assert known_tiles("new-card", 16) == [own, *known_tiles("h200", 16)]
     assert load_tiles("llama-3.1-8b", "new-card", 2048) == load_tiles("llama-3.1-8b", "h200", 2048)
 
 
