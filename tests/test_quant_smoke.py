@@ -12,6 +12,7 @@ from decodegap.quant_catalogue import PATHS
 
 RUNS, ABSENT = "int4-tinygemm", "awq-marlin"
 OK = f"{RUNS:<15} ok: 6.9 MB packed; q/o "
+STOPPED = f"{RUNS:<15} FAIL: RuntimeError: CUDA error: unspecified launch failure ["
 UNSUPPORTED = f"{ABSENT:<15} unsupported: "
 
 
@@ -49,18 +50,27 @@ def test_a_path_with_other_weights_or_kernels_is_wrong_and_the_next_goes_on(
     assert absent.startswith(UNSUPPORTED)
 
 
+def gone(*_: Any) -> None:
+    raise RuntimeError("CUDA error:\n unspecified launch failure")
+
+
+def test_one_that_is_stopped_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(quant_paths, "convert", gone)
+    assert quant_smoke.main([RUNS, ABSENT]) == 1
+    stopped, absent = capsys.readouterr().out.splitlines()
+    assert stopped.startswith(STOPPED)
+    assert absent.startswith(UNSUPPORTED)
+
+
 def test_after_one_that_takes_the_device_along_the_rest_have_a_process_of_their_own(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def gone(*_: Any) -> None:
-        raise RuntimeError("CUDA error:\n unspecified launch failure")
-
     monkeypatch.setattr(quant_paths, "convert", gone)
     monkeypatch.setattr(decode, "synchronize", gone)
-    assert quant_smoke.main([RUNS, ABSENT]) == 1
-    stopped, absent = capfd.readouterr().out.splitlines()
-    assert stopped.startswith(f"{RUNS:<15} FAIL: RuntimeError: CUDA error: unspecified launch failure [")
-    assert absent.startswith(UNSUPPORTED)
+    assert quant_smoke.main([RUNS, RUNS]) == 1
+    stopped, right = capfd.readouterr().out.splitlines()
+    assert stopped.startswith(STOPPED)
+    assert right.startswith(OK)  # in this process, it would be stopped too
 
 
 def test_a_name_that_is_no_paths_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
