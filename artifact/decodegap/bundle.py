@@ -60,8 +60,8 @@ def bring(source: Path, local: Path, gpu: str = "auto") -> list[Path]:
     Returns the files. `gpu` is whose records are wanted, `auto` for any.
 
     Nothing is unpacked before its name, kind and size are known to be possible, and nothing is written before every
-    record is known to be whole, listed, of this protocol, and no other than what `local` holds. Raises `BadInputError`,
-    `BadRecordError` or `StoreError`, one line each.
+    record is known to be whole, listed, of this protocol, and no other than what `local` holds. Where not all of them
+    can be written, none is kept. Raises `BadInputError`, `BadRecordError` or `StoreError`, one line each.
     """
     try:
         if not source.is_file() and source.exists():  # opening a pipe would wait for its other end
@@ -80,12 +80,18 @@ def bring(source: Path, local: Path, gpu: str = "auto") -> list[Path]:
         name = f"{record.cell.gpu}/{record.cell.experiment}/{record.cell.file_name(record.session)}"
         if path.exists() and path.read_bytes() != content[name]:
             raise BadInputError(f"FROM: {source}: {path} is there already and differs; move it away first")
-    written = []
-    for record in found:
-        path = records.path_of(store, record.cell, record.session)
-        records.write_atomically(path, content[str(path.relative_to(store))])
-        written.append(path)
-    return written
+    wanted = [records.path_of(store, record.cell, record.session) for record in found]
+    written: list[Path] = []
+    try:
+        for path in wanted:
+            if not path.exists():
+                records.write_atomically(path, content[str(path.relative_to(store))])
+                written.append(path)
+    except StoreError:
+        for path in written:
+            path.unlink()
+        raise
+    return wanted
 
 
 def _members(handle: IO[bytes], source: Path) -> Iterator[tuple[str, bytes]]:

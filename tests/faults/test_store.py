@@ -13,13 +13,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from factory import grid, record
+from factory import grid, record, write
 from faults.ledger import Ledger
 from faults.test_sessions import QUICK, quiet, resumed, tasks, wrong
 
-from decodegap import frame, locks, plan, published, records, render, runner, tables
+from decodegap import bundle, frame, locks, plan, published, records, render, runner, tables
 from decodegap.errors import BadInputError, BadRecordError, StoreError, UnsupportedError
-from decodegap.paths import HERE
+from decodegap.paths import HERE, imported
 
 
 @contextlib.contextmanager
@@ -77,6 +77,20 @@ def test_a_disk_that_fills_up_costs_the_session_in_flight(tmp_path: Path, faults
         (disk / "filler").unlink()
         bad = resumed(asked, store)
         faults.check("the disk fills up in the middle of a run", caught.value, lost=lost(before, store), wrong=bad)
+
+
+def test_an_import_that_does_not_fit_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:
+    theirs = grid("l4", sessions=2)
+    write(theirs, tmp_path / "theirs")
+    packed = bundle.export("l4", tmp_path / "theirs", tmp_path / "none", tmp_path / "out")
+    with small_disk(tmp_path / "disk", 1) as disk:
+        [mine] = write(theirs[-1:], imported(disk / "ours"))
+        (disk / "filler").write_bytes(bytes(2**20 - 64 * 1024))
+        with pytest.raises(StoreError, match="No space left on device"):
+            bundle.bring(packed, disk / "ours")
+        assert list(imported(disk / "ours").rglob("*.json")) == [mine]
+        (disk / "filler").unlink()
+        assert len(bundle.bring(packed, disk / "ours")) == len(theirs)
 
 
 def test_a_disk_that_is_nearly_full_is_refused_before_anything_runs(tmp_path: Path, faults: Ledger) -> None:
