@@ -14,7 +14,7 @@ import pytest
 from conftest import FakeNvml, card
 from factory import checkout, record, write
 
-from decodegap import cli, records, typeset, webpage
+from decodegap import cli, records, settings, typeset, webpage
 from decodegap.paths import HERE, Places
 
 H100 = card(name="NVIDIA H100 80GB HBM3", memory_mib=81559, bus_width=5120, max_memory_clock=2619)
@@ -58,6 +58,12 @@ def test_a_mistake_is_one_line_and_exit_2(fake_nvml: FakeNvml, settings: dict[st
     assert done.stderr.startswith("decode-gap: ")
     assert named in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_an_experiment_named_twice_is_planned_once() -> None:
+    asked = settings.context({"GPU": "cpu", "EXPERIMENTS": "ladder,baseline,ladder"})
+    assert asked.experiments == ("ladder", "baseline")
+    assert len(set(settings.tasks(asked))) == len(settings.tasks(asked))
 
 
 def test_mode_is_measure_only_where_the_card_is(fake_nvml: FakeNvml) -> None:

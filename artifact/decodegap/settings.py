@@ -42,7 +42,7 @@ def context(env: Mapping[str, str]) -> Context:
         sessions=env.get("SESSIONS", ""),
         weights=env.get("WEIGHTS", "") or "synthetic",
     )
-    names = tuple(plan.items("EXPERIMENTS", env.get("EXPERIMENTS", ""))) or tuple(experiment.PLANS)
+    names = tuple(dict.fromkeys(plan.items("EXPERIMENTS", env.get("EXPERIMENTS", "")))) or tuple(experiment.PLANS)
     for name in names:
         if name not in experiment.PLANS:
             raise BadInputError(f"EXPERIMENTS: {name!r} is none of {', '.join(experiment.PLANS)}")
