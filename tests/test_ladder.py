@@ -179,7 +179,19 @@ def test_hosts_are_never_pooled() -> None:
     ladders = ladder.ladders(found.frame, found.kept)
     assert [each.host for each in ladders] == ["a1b2c3d4e5f60718", "bb11"]
     assert all("host" in each.name for each in ladders)
-    assert {each.rung("fused").row.sessions for each in ladders if each.rung("fused").row} == {1}
+    assert {rung.row.sessions for each in ladders for rung in each.rungs if rung.arm == "fused" and rung.row} == {1}
+
+
+def test_a_rung_that_only_another_host_measured_is_not_missing_on_the_first() -> None:
+    found = [rungs("rungs", SHARED), rungs("compiled", {"compiled": 5.3}, host="bb11")]
+    first = {row[3]: row[-1] for row in exhibits.table(view(found), "ladder").rows if "bb11" not in row[-1]}
+    assert [arm for arm in SHARED if first[arm] != "measured, shipped, host a1b2"] == []
+    assert "compiled" not in first
+    assert first["fused-int4"] == "missing: not measured"  # nobody has it
+    one, other = ladder.ladders(view(found).frame, view(found).kept)
+    assert [rung.arm for rung in other.rungs] == ["compiled", "fused-int4"]
+    assert (one.rung("compiled"), one.changes("compiled")) == (None, {})
+    assert set(one.changes("fused-plain")) == set(anatomy.PARTS)
 
 
 def test_a_cpu_has_three_rungs_and_says_why_not_more(cpu: View) -> None:

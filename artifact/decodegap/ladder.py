@@ -71,7 +71,10 @@ class Rung:
 
 @dataclass(frozen=True)
 class Ladder:
-    """All rungs of a cell on one host. `limit_ms` is the achievable floor of its 16-bit rungs, the median over them."""
+    """All rungs of a cell on one host, but for those that only other hosts have measured.
+
+    `limit_ms` is the achievable floor of its 16-bit rungs, the median over them.
+    """
 
     where: Where
     host: str
@@ -79,9 +82,9 @@ class Ladder:
     rungs: tuple[Rung, ...]
     limit_ms: float | None
 
-    def rung(self, arm: str) -> Rung:
-        """The rung that this arm is."""
-        return next(rung for rung in self.rungs if rung.arm == arm)
+    def rung(self, arm: str) -> Rung | None:
+        """The rung that this arm is, None where another host measured it."""
+        return next((rung for rung in self.rungs if rung.arm == arm), None)
 
     def below(self, arm: str) -> Rung | None:
         """The next lower rung that was dissected."""
@@ -90,10 +93,10 @@ class Ladder:
 
     def changes(self, arm: str) -> dict[str, float]:
         """By how much (ms) each part is larger on this rung than on the one below; empty where either is unknown."""
-        mine, below = self.rung(arm).parts, self.below(arm)
-        if mine is None or below is None or below.parts is None:
+        mine, below = self.rung(arm), self.below(arm)
+        if mine is None or mine.parts is None or below is None or below.parts is None:
             return {}
-        return {name: mine.parts_ms[name] - below.parts.parts_ms[name] for name in anatomy.PARTS}
+        return {name: mine.parts.parts_ms[name] - below.parts.parts_ms[name] for name in anatomy.PARTS}
 
     def shrank_most(self, arm: str) -> str:
         """The part that shrank most from the rung below to this one; empty if none did, or it is not known."""
@@ -140,13 +143,16 @@ def missing(found: Iterable[Ladder], kept: Iterable[Kept]) -> list[Where]:
 
 def _ladder(where: Where, host: str, rows: Sequence[CellRow], records: Sequence[Kept]) -> Ladder:
     here = [each for each in records if launch.where(each) == where and each.host == host]
-    cells = [row for row in rows if (row.store, row.gpu, row.model, row.ctx) == _at(where) and row.host == host]
+    same = [row for row in rows if (row.store, row.gpu, row.model, row.ctx) == _at(where)]
+    cells = [row for row in same if row.host == host]
     parts = {each.arm: each for each in launch.dissected(here, EXPERIMENT)}
     checks = [check for each in here for check in each.record.checks]
     measured = {row.arm: row for row in cells if row.outcome == "ok"}
     asked = {arm for model, ctx, arm in planned(where.gpu) if (model, ctx) == (where.model, where.ctx)}
     said = {arm for each in here for arm in each.record.refused}
-    wanted = (asked or {arm for arms in plan_ladder.groups(where.gpu).values() for arm in arms}) | set(measured) | said
+    planned_here = asked or {arm for arms in plan_ladder.groups(where.gpu).values() for arm in arms}
+    elsewhere = {row.arm for row in same if row.host != host and row.outcome == "ok"}
+    wanted = (planned_here - elsewhere) | set(measured) | said
     rungs = tuple(
         Rung(
             arm=arm,
