@@ -13,7 +13,7 @@ def test_numbers_have_the_same_names_with_and_without_records() -> None:
     assert set(some) == set(none)
     assert set(none.values()) == {"n/m"}
     assert some["LadderStepFusedQwenTwoK"] == "3.50"
-    assert some["LadderFractionFusedQwenTwoK"] == "0.91"
+    assert some["LadderFractionFusedQwenTwoK"] == "0.914"
     assert some["LadderClockFusedQwenTwoK"] == "1830"
     assert some["LadderGainInt"] == "n/m"
     both = numbers_ladder.macros([rungs("rungs", SHARED), rungs("int4", {"fused-int4": 1.4})])

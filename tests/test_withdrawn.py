@@ -1,8 +1,9 @@
-"""Whether what the paper says of sessions that were taken back is what git holds, and what the README says is so."""
+"""Whether what the paper says of sessions that ship no more is what git holds, and what the README says is so."""
 
 import re
 import statistics
 import subprocess
+from pathlib import Path
 
 import pytest
 from exhibiting import STUDY
@@ -17,18 +18,34 @@ MISTRAL = "mistral-7b-v0.3"
 KEPT = {1: 4300.0, 2: 4100.0, 3: 4200.0}  # session -> what a card read in it (GB/s)
 
 
-def test_the_file_says_what_git_holds() -> None:
+@pytest.mark.parametrize("file", withdrawn.COMMITS, ids=lambda file: file.stem)
+def test_the_file_says_what_git_holds(file: Path) -> None:
     try:
-        found = withdrawn.from_git(HERE.root)
+        found = withdrawn.from_git(HERE.root, file)
     except (subprocess.CalledProcessError, FileNotFoundError):
         pytest.skip("this checkout has no such history")
-    assert withdrawn.text(found) == withdrawn.FILE.read_text(encoding="utf-8")
+    assert withdrawn.text(found) == file.read_text(encoding="utf-8")
 
 
-def test_no_withdrawn_session_is_shipped() -> None:
-    gone = {each.content_hash for each in withdrawn.load().sessions}
-    assert gone
+def test_no_session_that_was_taken_away_is_shipped() -> None:
+    gone = {each.content_hash for file in withdrawn.COMMITS for each in withdrawn.load(file).sessions}
+    assert len(gone) == sum(len(withdrawn.load(file).sessions) for file in withdrawn.COMMITS)
     assert not gone & {record.content_hash for record in report.shipped(HERE)}
+
+
+def test_how_far_the_kept_steps_are_from_the_replaced_ones() -> None:
+    some = withdrawn.macros(LADDER, STUDY)
+    old: dict[tuple[str, int], list[float]] = {}
+    for each in withdrawn.load(withdrawn.REPLACED).sessions:
+        if "fused" in each.steps_ms:
+            old.setdefault((each.model, each.ctx), []).append(each.steps_ms["fused"])
+    apart = []
+    for (model, ctx), steps_ms in old.items():
+        wanted = [r for r in LADDER if (r.cell.model, r.cell.ctx) == (model, ctx)]
+        kept = [s.step_ms for r in wanted for s in r.series if s.arm == "fused" and s.step_ms]
+        apart.append(statistics.fmean(kept) / statistics.fmean(steps_ms) - 1)
+    assert len(apart) == 5
+    assert (some["ReplacedApartMin"], some["ReplacedApartMax"]) == (f"{min(apart):.1%}", f"{max(apart):.1%}")
 
 
 def test_its_numbers_are_of_its_sessions_and_of_the_kept_ones() -> None:
@@ -84,7 +101,7 @@ def test_the_readme_says_of_the_ladder_what_the_records_say(name: str) -> None:
     lines = (HERE.root / name).read_text(encoding="utf-8").split("\n\n")
     (said,) = (" ".join(part.split()) for part in lines if "fused" in part and "claims.md" in part)
     assert re.findall(r"\d+\.\d+(?=%| |배|에)", said.replace("Qwen2.5", "").replace("v0.3", "")) == [
-        quoted("LadderFractionFusedQwenTwoK"),
+        f"{float(quoted('LadderFractionFusedQwenTwoK')):.2f}",
         f"{float(quoted('LadderGainInt')):.1f}",
         f"{float(quoted('LadderPromiseReadInt')):.1f}",
         quoted("MissMistralTwoK").rstrip("%"),

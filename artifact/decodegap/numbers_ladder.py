@@ -52,10 +52,10 @@ def _rung(rows: Sequence[CellRow], name: str) -> dict[str, str]:
     return {
         f"LadderStep{name}": span((row.step_ms for row in rows), 2) + shaky,
         f"LadderFloor{name}": span((row.floor_published_ms for row in rows), 2),
-        f"LadderFraction{name}": span((row.fraction_published for row in rows), 2),
+        f"LadderFraction{name}": span((row.fraction_published for row in rows), 3),  # a goal may be missed by less
         f"LadderAchieved{name}": span((row.fraction_achievable for row in rows), 2),
         f"LadderSustained{name}": span((row.sustained_ms for row in rows), 2),
-        f"LadderSustainedFraction{name}": span(sustained, 2),
+        f"LadderSustainedFraction{name}": span(sustained, 3),
         f"LadderClock{name}": span((row.sustained_clock_mhz for row in rows), 0),
         f"LadderPower{name}": span((row.sustained_power_w for row in rows), 0),
         f"LadderSessions{name}": str(sum(row.sessions for row in rows)) if rows else NOT_MEASURED,

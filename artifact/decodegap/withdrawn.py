@@ -1,13 +1,12 @@
-"""Which ladder sessions were shipped once and taken back, what they timed, and why: disclosed, and never evidence.
+"""Which ladder sessions were shipped once and taken back or replaced, what they timed, and why: never evidence.
 
-Git alone holds their records. What the paper says of them was read there once and stands in a small file, so that a
-checkout without its history says it too: `python -m decodegap.withdrawn >withdrawn.json`.
+Git alone holds their records. What the paper says of them was read there once and stands in small files, so that a
+checkout without its history says it too; `python -m decodegap.withdrawn` writes them again.
 """
 
 import json
 import statistics
 import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -21,14 +20,25 @@ from decodegap.paths import DATA, HERE, Places
 from decodegap.published import Published
 from decodegap.schema import Record
 
-COMMIT = "114b2a0c77c57f6f38bbb8f440db8650d48698c6"  # takes them back
-REASON = "every rung was held against a step with other rotary frequencies, by a check that could not fail"
 ARM = plan_ladder.FUSED[-1]
-FILE = DATA / "withdrawn.json"
+TAKEN_BACK, REPLACED = DATA / "withdrawn.json", DATA / "replaced.json"
+# For each file the commit, what it did to the records (git's letter), and why.
+COMMITS = {
+    TAKEN_BACK: (
+        "114b2a0c77c57f6f38bbb8f440db8650d48698c6",
+        "D",
+        "every rung was held against a step with other rotary frequencies, by a check that could not fail",
+    ),
+    REPLACED: (
+        "31e1ab0b76fbd4755c08272a8fc845e3e245fa6a",
+        "M",
+        "sound, and measured again on one host, with tiles that were searched on its own card",
+    ),
+}
 
 
 class Session(BaseModel):
-    """One session that was taken back: where git has its record, the card's read rate, and the rungs' steps (ms)."""
+    """One session that ships no more: where git has its record, the card's read rate, and the rungs' steps (ms)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,7 +53,7 @@ class Session(BaseModel):
 
 
 class Withdrawn(BaseModel):
-    """Sessions that one commit took back, and for which reason. Their records are in its parent."""
+    """Sessions that one commit took away, and for which reason. Their records are in its parent."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,17 +62,19 @@ class Withdrawn(BaseModel):
     sessions: tuple[Session, ...]
 
 
-def load() -> Withdrawn:
+def load(file: Path = TAKEN_BACK) -> Withdrawn:
     """What this checkout says of them."""
-    return Withdrawn.model_validate_json(FILE.read_bytes())
+    return Withdrawn.model_validate_json(file.read_bytes())
 
 
-def from_git(root: Path, commit: str = COMMIT) -> Withdrawn:
+def from_git(root: Path, file: Path = TAKEN_BACK) -> Withdrawn:
     """The same, read from the history of the checkout at `root`.
 
     Raises `subprocess.CalledProcessError` where git does not hold the commit.
     """
-    listed = _git(root, "show", "--name-only", "--diff-filter=D", "--format=", commit, "--", "artifact/results")
+    commit, done, reason = COMMITS[file]
+    wanted = ("--name-only", f"--diff-filter={done}", "--format=")
+    listed = _git(root, "show", *wanted, commit, "--", "artifact/results/*/ladder/*.json")
     records = ((path, json.loads(_git(root, "show", f"{commit}^:{path}"))) for path in listed.split())
     found = tuple(
         Session(
@@ -77,7 +89,7 @@ def from_git(root: Path, commit: str = COMMIT) -> Withdrawn:
         )
         for path, each in records
     )
-    return Withdrawn(commit=commit, reason=REASON, sessions=found)
+    return Withdrawn(commit=commit, reason=reason, sessions=found)
 
 
 def text(found: Withdrawn) -> str:
@@ -86,18 +98,14 @@ def text(found: Withdrawn) -> str:
 
 
 def macros(shipped: Sequence[Record], study: Published, at: Places = HERE) -> dict[str, str]:
-    """Name -> text: how many were taken back, their fused steps, and how far the kept ones are from them."""
+    """Name -> text: how many were taken away, their fused steps, and how far the kept ones are from them."""
     gone = load().sessions
     mine = [record for record in shipped if record.cell.gpu == GPU]
-    apart = [kept / statistics.fmean(old) - 1 for old, kept in _pairs(gone, mine)]
     (must,) = (each for each in claims.load(at.claims, study) if each.id == "fused-mistral-2048")
     kept = selection.step_ms(mine, plan_ladder.EXPERIMENT, must.model, must.ctx, ARM)
     return {
-        "WithdrawnSessions": str(len(gone)),
-        "WithdrawnHosts": str(len({each.host_tag for each in gone})),
-        "WithdrawnCommit": COMMIT[:7],
-        "WithdrawnApartMin": f"{min(apart):.1%}" if apart else NOT_MEASURED,
-        "WithdrawnApartMax": f"{max(apart):.1%}" if apart else NOT_MEASURED,
+        **_counted("Withdrawn", load(TAKEN_BACK), mine),
+        **_counted("Replaced", load(REPLACED), mine),
         "WithdrawnStepMistralTwoK": span(_steps(gone, "mistral-7b-v0.3", 2048), 2),
         "WithdrawnReadMistralTwoK": span((each.read_gb_s / 1e3 for each in _of(gone, must)), 2),
         "KeptReadMistralTwoK": span(_read_tb_s(mine, must), 2),
@@ -107,9 +115,20 @@ def macros(shipped: Sequence[Record], study: Published, at: Places = HERE) -> di
     }
 
 
+def _counted(name: str, gone: Withdrawn, shipped: Sequence[Record]) -> dict[str, str]:
+    apart = [kept / statistics.fmean(old) - 1 for old, kept in _pairs(gone.sessions, shipped)]
+    return {
+        f"{name}Sessions": str(len(gone.sessions)),
+        f"{name}Hosts": str(len({each.host_tag for each in gone.sessions})),
+        f"{name}Commit": gone.commit[:7],
+        f"{name}ApartMin": f"{min(apart):.1%}" if apart else NOT_MEASURED,
+        f"{name}ApartMax": f"{max(apart):.1%}" if apart else NOT_MEASURED,
+    }
+
+
 def _pairs(gone: Sequence[Session], shipped: Sequence[Record]) -> Iterable[tuple[list[float], float]]:
-    """For each cell that has both: the fused steps taken back, and the mean of the kept ones (ms)."""
-    for model, ctx in dict.fromkeys((each.model, each.ctx) for each in gone):
+    """For each cell that has both: the fused steps taken away, and the mean of the kept ones (ms)."""
+    for model, ctx in dict.fromkeys((each.model, each.ctx) for each in gone if ARM in each.steps_ms):
         kept = selection.step_ms(shipped, plan_ladder.EXPERIMENT, model, ctx, ARM)
         if kept:
             yield _steps(gone, model, ctx), kept
@@ -131,7 +150,7 @@ def _place(claim: Claim) -> tuple[str, str | None, int | None]:
 
 
 def _steps(gone: Iterable[Session], model: str, ctx: int) -> list[float]:
-    return [each.steps_ms[ARM] for each in gone if (each.model, each.ctx) == (model, ctx)]
+    return [each.steps_ms[ARM] for each in gone if (each.model, each.ctx) == (model, ctx) and ARM in each.steps_ms]
 
 
 def _git(root: Path, *words: str) -> str:
@@ -139,4 +158,5 @@ def _git(root: Path, *words: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(text(from_git(HERE.root)))
+    for each in COMMITS:
+        each.write_text(text(from_git(HERE.root, each)), encoding="utf-8")
