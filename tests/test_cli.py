@@ -130,6 +130,21 @@ def test_status_names_every_session_and_why(fake_nvml: FakeNvml, tmp_path: Path)
     assert present.stdout.endswith("3 sessions to measure\n")
 
 
+def test_status_of_what_is_no_record_says_so_and_counts_it_where_it_can_be_measured(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    settings = {"GPU": "h100", "MODELS": "qwen2.5-7b", "CONTEXTS": "2048", "EXPERIMENTS": "baseline"}
+    (path,) = write([record(gpu="h100")], tmp_path)
+    path.write_text('{"a": 1}')
+    absent = run("status", env=fake_nvml.env(RESULTS=str(tmp_path), **settings)).stdout
+    assert "session 1: will not be measured, and what is kept of it is broken: not a record\n" in absent
+    assert absent.endswith("0 sessions to measure\n")
+    fake_nvml.cards(H100)
+    present = run("status", env=fake_nvml.env(RESULTS=str(tmp_path), **settings)).stdout
+    assert "session 1: will be measured again: not a record\n" in present
+    assert present.endswith("3 sessions to measure\n")
+
+
 def test_status_of_an_absent_card_says_what_is_shipped(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     settings = {"MODELS": "qwen2.5-7b", "CONTEXTS": "2048", "EXPERIMENTS": "baseline", "SESSIONS": "4"}
     absent = run("status", env=fake_nvml.env(RESULTS=str(tmp_path), GPU="h200", **settings))

@@ -100,7 +100,7 @@ def status(ctx: Context) -> None:
     todo = instead = 0
     for task in tasks(ctx):
         state = _state(ctx, task)
-        todo += state == WILL
+        todo += state.startswith(WILL)
         if state.startswith(WILL_NOT) and (outcome := shipped.get((task.cell, task.session))):
             state = f"shipped ({outcome}), {state}"
             instead += 1
@@ -120,7 +120,8 @@ def _state(ctx: Context, task: Task) -> str:
     try:
         record = runner.valid_record(task, ctx.store)
     except BadRecordError as error:
-        return f"will be measured again: {str(error).split(': ', 1)[-1]}"
+        state = f"{WILL} again" if ctx.measurable else f"{WILL_NOT}, and what is kept of it is broken"
+        return f"{state}: {str(error).split(': ', 1)[-1]}"
     if record is not None:
         if record.outcome == "ok":
             return "measured"

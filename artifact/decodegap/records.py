@@ -90,8 +90,10 @@ def check(data: Any, where: str) -> Record:
     """The record in `data`; raise `BadRecordError` naming `where` if anything about it is wrong."""
     if not isinstance(data, dict):
         raise BadRecordError(f"{where}: not a record")
-    if data.get("schema_version") != SCHEMA_VERSION:
-        seen = repr(data.get("schema_version"))[:40]
+    if "schema_version" not in data:
+        raise BadRecordError(f"{where}: not a record")
+    if data["schema_version"] != SCHEMA_VERSION:
+        seen = repr(data["schema_version"])[:40]
         raise BadRecordError(f"{where}: schema {seen}, this version reads {SCHEMA_VERSION}; update the checkout")
     try:
         if data.get("content_hash") != content_hash(data):
