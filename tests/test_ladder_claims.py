@@ -56,3 +56,9 @@ def test_the_int4_rung_is_held_against_the_fused_one() -> None:
     assert found["fused-int4"].value == pytest.approx(2.5)
     assert "fused from 1 session on 1 host and fused-int4 from 1 session on 1 host" in found["fused-int4"].detail
     assert (found["fused-int4"].word, found["fused-int4-goal"].word) == ("reproduced", "not reproduced")
+
+
+def test_a_range_of_steps_has_as_many_digits_at_both_ends() -> None:
+    two = [rungs("rungs", SHARED | {"fused": step_ms}, session=k) for k, step_ms in enumerate((3.437, 3.46), 1)]
+    found = {v.claim.id: v for v in verdicts.judge(claims.load(HERE.claims, STUDY), STUDY, two)}
+    assert found["fused-qwen-2048"].detail.startswith("2 sessions from 3.437 to 3.460 ms; ")

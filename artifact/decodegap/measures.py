@@ -59,7 +59,7 @@ def step_ms(claim: Claim, records: Sequence[Record]) -> Found | None:
         return None
     each = [ms for row in selection.of_cell(claim, selection.rows(records, claim.experiment, claim.arm)) for ms in
             row.values_ms]  # fmt: skip
-    span = f" from {min(each):.4g} to {max(each):.4g} ms" if len(each) > 1 else ""
+    span = f" from {min(each):#.4g} to {max(each):#.4g} ms" if len(each) > 1 else ""
     parts = measures_ladder.parts_of(claim, records) if claim.experiment == "ladder" else ""
     return Found(step, f"{sessions(len(each))}{span}{parts}")
 
