@@ -35,7 +35,7 @@ def test_the_baseline_notebook_measures_and_shows(tmp_path: Path, capsys: pytest
     parameters = TINY | {"results": str(tmp_path)}
     executed = execute.run("01_baseline", parameters, tmp_path / "cpu" / "notebooks", tmp_path)
     said = capsys.readouterr().out
-    assert "1 sessions on cpu" in said
+    assert "1 session on cpu" in said
     assert "[1/1] tiny-llama ctx 24 eager session 1: " in said
     assert [record.cell.model for record in records.load_all(tmp_path, "cpu")] == ["tiny-llama"]
     page = executed.with_suffix(".html").read_text()
@@ -127,7 +127,7 @@ def test_the_quantised_notebook_checks_measures_and_says_why(
 def test_the_ladder_notebook_climbs_what_a_cpu_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parameters = TINY | {"models": "tiny-qwen2", "results": str(tmp_path)}
     executed = execute.run("04_closing_the_gap", parameters, tmp_path / "cpu" / "notebooks", tmp_path)
-    assert "1 sessions on cpu" in capsys.readouterr().out
+    assert "1 session on cpu" in capsys.readouterr().out
     (record,) = records.load_all(tmp_path, "cpu")
     assert [series.arm for series in record.series][:2] == ["eager", "eager-pinned"]
     made = nbformat.read(executed, as_version=4).cells
