@@ -112,6 +112,14 @@ def test_a_local_report_leads_to_both_stores(at: Places) -> None:
     assert said[1] == "commit: none, the file is this machine's own"
 
 
+def test_a_repository_around_an_unpacked_archive_is_not_asked(at: Places) -> None:
+    shutil.rmtree(at.root / ".git")
+    git(Places(at.root.parent), "init", "-q")
+    git(Places(at.root.parent), "-c", "user.name=A", "-c", "user.email=a@b.c", "commit", "-qm", "x", "--allow-empty")
+    said = traced(at, at.figures / "fraction.pdf")
+    assert said[1] == "commit: git says nothing here, so what drew the file is not known"
+
+
 def test_a_figure_that_was_changed_since_its_commit_says_so(at: Places) -> None:
     path = at.figures / "heatmap.svg"
     path.write_text(path.read_text().replace("</svg>", "<!-- --></svg>"))

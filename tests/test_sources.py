@@ -28,3 +28,12 @@ def test_a_library_that_differs_from_its_commit_has_none(tmp_path: Path) -> None
     git(tmp_path, "checkout", "-q", "--", ".")
     (library / "fused.py").write_text("new = True\n")
     assert sources.commit(tmp_path) is None
+
+
+def test_the_commit_of_a_repository_around_an_unpacked_archive_is_not_the_codes(tmp_path: Path) -> None:
+    (tmp_path / "archive" / "artifact" / "decodegap").mkdir(parents=True)
+    (tmp_path / ".gitignore").write_text("archive\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "Somebody's own")
+    assert sources.commit(tmp_path / "archive") is None

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from decodegap import git
 from decodegap.paths import HERE
 from decodegap.sources import digest
 
@@ -21,7 +22,7 @@ def commits_of(hashes: Collection[str], root: Path = HERE.root) -> dict[str, str
     Every commit's own list of measuring sources counts. Without git nothing is found.
     """
     try:
-        known = _first_commits(root, _git(root, "rev-parse", "HEAD").decode().strip())
+        known = _first_commits(root, git.say(root, "rev-parse", "HEAD"))
     except (OSError, subprocess.SubprocessError):
         return {}
     return {measuring: known[measuring] for measuring in hashes if measuring in known}
@@ -30,7 +31,7 @@ def commits_of(hashes: Collection[str], root: Path = HERE.root) -> dict[str, str
 @lru_cache(maxsize=1)
 def _first_commits(root: Path, head: str) -> dict[str, str]:
     """For every state of the measuring sources in the history of `head`, by its hash, the first commit that had it."""
-    commits = _git(root, "rev-list", head, "--", LIBRARY).decode().split()
+    commits = git.say(root, "rev-list", head, "--", LIBRARY).split()
     trees = {commit: _tree(root, commit) for commit in reversed(commits)}
     blobs = _blobs(root, {blob for tree in trees.values() for blob in tree.values()})
     found: dict[str, str] = {}
@@ -66,13 +67,13 @@ def _list(code: bytes) -> tuple[str, ...]:
 
 def _tree(root: Path, commit: str) -> dict[str, str]:
     """The blob of each file of the library at `commit`, by its path below the library."""
-    lines = _git(root, "ls-tree", "-r", "--full-tree", commit, "--", LIBRARY).decode().splitlines()
+    lines = git.say(root, "ls-tree", "-r", "--full-tree", commit, "--", LIBRARY).splitlines()
     split = [line.partition("\t") for line in lines]
     return {name.removeprefix(f"{LIBRARY}/"): described.split()[2] for described, _, name in split}
 
 
 def _blobs(root: Path, wanted: Collection[str]) -> dict[str, bytes]:
-    return dict(_batch(_git(root, "cat-file", "--batch", given="".join(f"{blob}\n" for blob in wanted).encode())))
+    return dict(_batch(git.ask(root, "cat-file", "--batch", given="".join(f"{blob}\n" for blob in wanted).encode())))
 
 
 def _batch(out: bytes) -> Iterator[tuple[str, bytes]]:
@@ -83,8 +84,3 @@ def _batch(out: bytes) -> Iterator[tuple[str, bytes]]:
         name, _, size = out[at:begin].decode().split()
         yield name, out[begin : begin + int(size)]
         at = begin + int(size) + 1
-
-
-def _git(root: Path, *question: str, given: bytes = b"") -> bytes:
-    command = ["git", "-C", str(root), *question]
-    return subprocess.run(command, input=given, capture_output=True, check=True, timeout=30).stdout

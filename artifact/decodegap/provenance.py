@@ -16,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decodegap import exhibits, frame, history, plan, records, report
+from decodegap import exhibits, frame, git, history, plan, records, report
 from decodegap.errors import BadInputError, BadRecordError
 from decodegap.paths import HERE, Places, imported
 from decodegap.rows import counted
@@ -195,12 +195,10 @@ def _git(path: Path, at: Places) -> list[str]:
 
 
 def _ask_git(at: Places, *question: str) -> str | None:
-    command = ["git", "-C", str(at.root), *question]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        return git.say(at.root, *question)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
 
 
 def _summary(sources: list[Source], at: Places) -> list[str]:

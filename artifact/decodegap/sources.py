@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
+from decodegap import git
 from decodegap.paths import DATA, HERE
 
 MEASURING_SOURCES = (
@@ -83,12 +84,7 @@ def commit(root: Path = HERE.root) -> str | None:
     A copy of a working tree may carry the history of another state, which must not pass for what was measured.
     """
     try:
-        changed = _git(root, "status", "--porcelain", "--", "artifact/decodegap")
-        return None if changed else _git(root, "rev-parse", "HEAD") or None
+        changed = git.say(root, "status", "--porcelain", "--", "artifact/decodegap")
+        return None if changed else git.say(root, "rev-parse", "HEAD") or None
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _git(root: Path, *question: str) -> str:
-    command = ["git", "-C", str(root), *question]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -6,13 +6,12 @@ checkout without its history says it too; `python -m decodegap.withdrawn` writes
 
 import json
 import statistics
-import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from decodegap import claims, plan_ladder, selection
+from decodegap import claims, git, plan_ladder, selection
 from decodegap.claims import Claim
 from decodegap.numbers import NOT_MEASURED, span
 from decodegap.numbers_paper import GPU
@@ -74,8 +73,8 @@ def from_git(root: Path, file: Path = TAKEN_BACK) -> Withdrawn:
     """
     commit, done, reason = COMMITS[file]
     wanted = ("--name-only", f"--diff-filter={done}", "--format=")
-    listed = _git(root, "show", *wanted, commit, "--", "artifact/results/*/ladder/*.json")
-    records = ((path, json.loads(_git(root, "show", f"{commit}^:{path}"))) for path in listed.split())
+    listed = git.say(root, "show", *wanted, commit, "--", "artifact/results/*/ladder/*.json")
+    records = ((path, json.loads(git.say(root, "show", f"{commit}^:{path}"))) for path in listed.split())
     found = tuple(
         Session(
             path=path,
@@ -151,10 +150,6 @@ def _place(claim: Claim) -> tuple[str, str | None, int | None]:
 
 def _steps(gone: Iterable[Session], model: str, ctx: int) -> list[float]:
     return [each.steps_ms[ARM] for each in gone if (each.model, each.ctx) == (model, ctx) and ARM in each.steps_ms]
-
-
-def _git(root: Path, *words: str) -> str:
-    return subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True).stdout
 
 
 if __name__ == "__main__":
