@@ -126,7 +126,7 @@ def _capped(best: Tiles, asked: Wish, loaded: "Loaded", card: Card, book: Journa
 
     pdl = fused.can_overlap("cuda")
     registers = {each.kernel.name: each.registers for each in _built(loaded, [best], pdl=pdl)}
-    options = {name: tighter(best.of(name), registers[name]) for name in asked.kernels}
+    options = {name: tighter(best.of(name), registers[name]) for name in asked.kernels if registers[name]}
     card = replace(card, rejected=unfit(loaded, best, options, pdl=pdl))
     return tune.descend(best, options, card, book, seconds=CAPPING * asked.seconds, say=say)
 
