@@ -45,6 +45,7 @@ def test_each_kernel_has_its_bytes_target_and_registers() -> None:
     assert found["gate_up"].n_bytes == 2 * pairs
     assert found["gate_up"].target_us == pytest.approx(2 * pairs / READ_GB_S / 1e3)
     assert found["gate_up"].gb_s == pytest.approx(2 * pairs / 10.0 / 1e3)
+    assert {(line.alone_us, line.missed_us) for line in found.values()} == {(10.0, 12.0)}
     assert {line.registers for line in found.values()} == {71}  # of the two variants, the one that takes more
 
 

@@ -3,11 +3,13 @@
 import re
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from decodegap import fused, kernel_bench, models, probes, reference
+from decodegap.arms import Step
 from decodegap.fused import bench, tiles
 from decodegap.fused.shape import TILED, kernel_bytes, launches, shape_of
 from decodegap.fused.step import capture
@@ -42,6 +44,13 @@ def test_in_4_bits_the_truth_and_eager_have_the_rounded_weights_too(monkeypatch:
         for held_against, passed in ((truth, True), (unrounded, False)):
             found = reference.check("fused-int4", step.logits(), held_against.eager, held_against.logits)
             assert found.passed == passed, found
+            assert found.eager_error < 0.05  # rounding; with other weights than the truth's it is three times that
+            assert bench.check_line(step, held_against).startswith("ok: " if passed else "WRONG: ")
+        drift = iter(range(9))
+        drifting = replace(step, logits=lambda: step.logits() + 1e-6 * next(drift))
+        told = bench.check_line(drifting, truth)
+        assert told.startswith("WRONG: ")
+        assert told.endswith(", DOES NOT REPEAT")
 
 
 def test_it_says_what_the_step_and_each_kernel_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +63,13 @@ def test_it_says_what_the_step_and_each_kernel_take(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bench, "start", partial(bench.start, device="cpu"))
     monkeypatch.setattr(bench, "kernel_times", partial(bench.kernel_times, steps=1))
     monkeypatch.setattr(bench, "loop_ms", lambda step, device, *_, once=bench.loop_ms: once(step, device, 1))
+    captured: list[tuple[object, object]] = []
+
+    def noted(*given: Any, **how: Any) -> Step:
+        captured.append((how.get("only"), how.get("skip")))
+        return capture(*given, **how)
+
+    monkeypatch.setattr(bench, "capture", noted)
     told = list(kernel_bench.measured("tiny-qwen2", CTX, "h200"))
     assert told[:2] == [
         "tiny-qwen2 at 9 tokens, 16 bits, on h200; read bandwidth 10 GB/s (a read)",
@@ -72,3 +88,6 @@ def test_it_says_what_the_step_and_each_kernel_take(monkeypatch: pytest.MonkeyPa
     whole_gb = sum(sizes[name] * counts[name] for name in TILED) / 1e9
     assert told[-7].startswith(f"a step: {whole_gb:.3f} GB, target {whole_gb / 10 * 1e3:.3f} ms, kernels alone ")
     assert [line.split(":")[0] for line in told[-6:]] == list(TILED)
+    parts = [frozenset({name, "combine"} if name == "attention" else {name}) for name in TILED]
+    alone_and_left_out = [each for names in parts for each in ((names, frozenset()), (None, names))]
+    assert captured == [(None, frozenset()), *alone_and_left_out]
