@@ -49,6 +49,13 @@ def test_functions_that_are_not_whole_are_named(found: dict[str, Any]) -> None:
     assert [float(each) for each in total.groups()] == [85.7, 11, 12, 1, 2]
 
 
+def test_packages_whose_tests_were_skipped_are_named(found: dict[str, Any]) -> None:
+    assert "skipped" not in uncovered.page(found)
+    said = uncovered.page(found, ["triton"])
+    assert "\n\nTests that need triton were skipped, because it was not installed " in said
+    assert "(`requirements/install.sh interpreter`).\n\n| Module |" in said
+
+
 def test_a_report_without_branches_is_refused(found: dict[str, Any]) -> None:
     with pytest.raises(SystemExit, match="counts lines only"):
         uncovered.page(found | {"meta": {"branch_coverage": False}})

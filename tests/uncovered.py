@@ -6,7 +6,8 @@ lines, so that the page says something to a reader and changes when the tests do
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ Branch coverage of the library by the tests that need no GPU, sessions and noteb
 `make coverage`. A function is whole if every line of it ran and every branch was taken both ways; the others are named,
 with what was missed. What launches kernels is left to `make test-gpu`, which this page does not count.
 """
+OPTIONAL = {"triton": "interpreter", "gptqmodel_ext": "quant"}  # by what requirements/install.sh calls their set
+SKIPPED = "Tests that need {} were skipped, because it was not installed (`requirements/install.sh {}`).\n"
 LIBRARY = "artifact/decodegap/"
 
 
-def page(found: dict[str, Any]) -> str:
-    """The page for coverage.py's JSON report `found`, which must be one of branches."""
+def page(found: dict[str, Any], absent: Sequence[str] = ()) -> str:
+    """The page for coverage.py's JSON report `found`, which must be one of branches; `absent` are of `OPTIONAL`."""
     if not found["meta"]["branch_coverage"]:
         raise SystemExit("decode-gap: the report counts lines only; run it with branches, as pyproject.toml says")
     total = found["totals"]
@@ -30,6 +33,7 @@ def page(found: dict[str, Any]) -> str:
         HEAD,
         f"In all: {total['percent_covered']:.1f}% of statements and branches together; {statements}, {branches}.",
         "",
+        *(SKIPPED.format(name, OPTIONAL[name]) for name in absent),
         "| Module | Covered | Statements missed | Branches missed | Functions that are not whole |",
         "| --- | ---: | ---: | ---: | --- |",
     ]
@@ -60,6 +64,7 @@ def _missed(summary: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    text = page(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    lacking = [name for name in OPTIONAL if find_spec(name) is None]
+    text = page(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), lacking)
     Path(sys.argv[2]).write_text(text, encoding="utf-8")
     print(sys.argv[2])
