@@ -131,6 +131,21 @@ def test_an_entry_with_a_mistake_says_where():
 
 
 @pytest.mark.parametrize(
+    "content", [b"[x", b"\xff", b"x = 1", b"[x.2048]", b"[x.ctx-y]", b"x.ctx-1 = 2", b"[x.ctx-1]\nqkv = 3"]
+)
+def test_a_broken_file_of_tiles_is_named_in_one_line(content, monkeypatch, tmp_path):
+    monkeypatch.setattr(tiles_module, "FOLDER", tmp_path)
+    tiles_module._file.cache_clear()
+    (tmp_path / "h200.toml").write_bytes(content)
+    try:
+        with pytest.raises(BadInputError, match=r"^(h200\.toml: |data/fused has no tiles for)") as raised:
+            load_tiles("qwen2.5-7b", "h200", 2048)
+    finally:
+        tiles_module._file.cache_clear()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"model_type": "gemma"}, "model type 'gemma'"),

@@ -257,6 +257,7 @@ def test_what_is_found_replaces_its_entry_and_nothing_else(tmp_path: Path) -> No
         ({"SECONDS": "0"}, "SECONDS: '0'"),
         ({"SECONDS": "soon"}, "SECONDS: 'soon'"),
         ({"KERNELS": "qkv,head"}, "KERNELS: 'head'"),
+        ({"KERNELS": ","}, "KERNELS: ',' names nothing"),
         ({"WRITE": "yes"}, "WRITE: 'yes'"),
         ({"BITS": "8"}, "BITS: '8'"),
     ],

@@ -49,7 +49,7 @@ def wish(env: Mapping[str, str]) -> Wish:
         shape_of(model.config)
         if ctx > (longest := int(model.config["max_position_embeddings"])):
             raise BadInputError(f"CTX: {ctx} is beyond the {longest} positions of {slug}")
-    kernels = tuple(env.get("KERNELS", "").replace(",", " ").split()) or ORDER
+    kernels = tuple(dict.fromkeys(plan.items("KERNELS", env.get("KERNELS", "")))) or ORDER
     for name in kernels:
         if name not in ORDER:
             raise BadInputError(f"KERNELS: {name[:60]!r} is none of {', '.join(ORDER)}")

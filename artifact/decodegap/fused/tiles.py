@@ -100,13 +100,16 @@ def _file(gpu: str) -> dict[str, dict[int, Tiles]]:
     path = FOLDER / f"{gpu}.toml"
     if not path.exists():
         return {}
-    data = tomllib.loads(path.read_text(encoding="utf-8"))
-    return {
-        model: {
-            int(key.removeprefix("ctx-")): from_dict(entry, f"{path.name}: {model}.{key}") for key, entry in per.items()
-        }
-        for model, per in data.items()
-    }
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        entries = [(model, key, entry) for model, per in data.items() for key, entry in per.items()]
+        contexts = [int(key.removeprefix("ctx-")) for _, key, _ in entries]
+    except (OSError, ValueError, AttributeError) as error:
+        raise BadInputError(f"{path.name}: no file of tiles: {error}; git has the one that came with it") from None
+    found: dict[str, dict[int, Tiles]] = {}
+    for ctx, (model, key, entry) in zip(contexts, entries, strict=True):
+        found.setdefault(model, {})[ctx] = from_dict(entry, f"{path.name}: {model}.{key}")
+    return found
 
 
 def from_dict(entry: dict[str, Any], where: str) -> Tiles:
