@@ -264,7 +264,8 @@ fuzz: ## bad input of every kind: CASES=10000
 .PHONY: coverage
 coverage: ## branch coverage of the library in all, and what is not covered, as docs/coverage.md
 	@$(call need,analysis measure dev)
-	@$(unset) "$$PY" -m pytest -m "not gpu" --cov --cov-report=json:build/coverage.json
+	@$(unset) "$$PY" -m pytest -m "not gpu" --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+		--cov --cov-report=json:build/coverage.json
 	@"$$PY" tests/uncovered.py build/coverage.json docs/coverage.md
 
 .PHONY: test-gpu
@@ -302,7 +303,7 @@ schema: ## export the JSON Schema of a record from the code
 
 .PHONY: clean
 clean: ## remove caches and scratch; records, shipped or local, stay
-	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov build dist
+	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov build dist
 	@find . \( -name .venv -o -name .git \) -prune -o -name __pycache__ -prune -exec rm -rf {} +
 	@if "$$PY" -c 'import decodegap, pydantic' 2>/dev/null; then "$$PY" -m decodegap clean; fi
 	@echo "decode-gap: caches and scratch are gone; records and .venv are not"
