@@ -1,7 +1,8 @@
 """The matrix-vector kernels of a fused decode step, and the one that starts it; each reads its weights once.
 
 The target of a launch is what its bytes take at the read bandwidth of the card. `make bench-kernels` measures each
-alone, which for the small ones is more than the step loses without them. Qwen2.5-7B on one H200 that read 4613 GB/s:
+alone, which for the small ones is more than the step loses without them. Qwen2.5-7B on one H200 that read 4613 GB/s,
+before faster tiles were found for all of these but `o`:
 
 | kernel  |      MB | target us | alone us | GB/s |
 | ------- | ------: | --------: | -------: | ---: |
