@@ -241,10 +241,12 @@ bench: ## what the bundle itself costs a session
 	@$(call need,analysis measure)
 	@"$$PY" -m decodegap bench
 
+in_two := -m "not gpu" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
 .PHONY: test
 test: ## the tests that need no GPU, in two processes, each file in one of them
 	@$(call need,analysis measure dev)
-	@$(unset) "$$PY" -m pytest -m "not gpu" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	@$(unset) "$$PY" -m pytest $(in_two)
 
 .PHONY: test-faults
 test-faults: ## inject every fault in full, with 200 kills; under 15 minutes
@@ -264,8 +266,7 @@ fuzz: ## bad input of every kind: CASES=10000
 .PHONY: coverage
 coverage: ## branch coverage of the library in all, and what is not covered, as docs/coverage.md
 	@$(call need,analysis measure dev)
-	@$(unset) "$$PY" -m pytest -m "not gpu" --numprocesses 2 --dist loadfile --no-loadscope-reorder \
-		--cov --cov-report=json:build/coverage.json
+	@$(unset) "$$PY" -m pytest $(in_two) --cov --cov-report=json:build/coverage.json
 	@"$$PY" tests/uncovered.py build/coverage.json docs/coverage.md
 
 .PHONY: test-gpu
