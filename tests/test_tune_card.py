@@ -107,6 +107,7 @@ def test_the_whole_of_it_says_what_it_found_and_knows_it_the_next_time(
     best: Matvec,
     last: str,
 ) -> None:
+    monkeypatch.setattr(tune_card, "familiar", lambda *_: [GOOD])
     monkeypatch.setattr(tune_card, "candidates", lambda *_: [GOOD, SPILLS])
     monkeypatch.setattr(tune_card, "card_of", lambda *given, **_: replace(card("o", step_ms), rejected=given[2]))
     said = [tuned(tmp_path) for _ in range(2)]
@@ -114,6 +115,7 @@ def test_the_whole_of_it_says_what_it_found_and_knows_it_the_next_time(
         tiles = from_dict(tomllib.loads(entry)[MODEL][f"ctx-{CTX}"], "printed")
         assert replace(tiles, source="") == replace(START.having("o", best), source="")
         assert tiles.source.startswith("untuned" if best == START.o else "make tune on h200, Triton 3.")
+    assert all(lines[1].startswith("compiling 2 candidates ") for lines in said)  # one of them is known twice
     assert [lines[0] for lines in said] == 2 * ["tiny-qwen2 at 9 tokens, 16 bits: 100 s for o"]
     assert [any(line.startswith("1 of them spill") for line in lines) for lines in said] == [True, True]
     assert [any("are known from earlier runs" in line for line in lines) for lines in said] == [False, True]

@@ -96,7 +96,7 @@ def _tune_one(model: str, ctx: int, asked: Wish, gpu: str, *, store: Path, say: 
         loaded, truth = bench.start(model, ctx, bits=asked.bits)
         known = known_tiles(gpu, asked.bits)
         options = {
-            name: familiar(name, start, known, loaded.shape) + candidates(name, loaded.shape, ctx)
+            name: [*dict.fromkeys(familiar(name, start, known, loaded.shape) + candidates(name, loaded.shape, ctx))]
             for name in asked.kernels
         }
         say(f"compiling {sum(map(len, options.values()))} candidates with {os.cpu_count()} processes")
