@@ -12,14 +12,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from decodegap import claims, git, plan_ladder, selection
-from decodegap.claims import Claim
 from decodegap.numbers import NOT_MEASURED, span
 from decodegap.numbers_paper import GPU
 from decodegap.paths import DATA, HERE, Places
 from decodegap.published import Published
 from decodegap.schema import Record
 
-ARM = plan_ladder.FUSED[-1]
+ARM, GROUP = plan_ladder.FUSED[-1], "rungs"  # the fused rung, and the sessions that it is measured in
 TAKEN_BACK, REPLACED = DATA / "withdrawn.json", DATA / "replaced.json"
 # For each file the commit, what it did to the records (git's letter), and why.
 COMMITS = {
@@ -98,17 +97,20 @@ def text(found: Withdrawn) -> str:
 
 def macros(shipped: Sequence[Record], study: Published, at: Places = HERE) -> dict[str, str]:
     """Name -> text: how many were taken away, their fused steps, and how far the kept ones are from them."""
-    gone = load().sessions
-    mine = [record for record in shipped if record.cell.gpu == GPU]
+    gone, mine = load(TAKEN_BACK), [record for record in shipped if record.cell.gpu == GPU]
     (must,) = (each for each in claims.load(at.claims, study) if each.id == "fused-mistral-2048")
-    kept = selection.step_ms(mine, plan_ladder.EXPERIMENT, must.model, must.ctx, ARM)
+    place = plan_ladder.EXPERIMENT, must.model, must.ctx
+    kept = selection.step_ms(mine, *place, ARM)
+    machines = [record.machine for record in selection.sessions(mine, *place, GROUP)]
+    read = [machine.read_gb_s / 1e3 for machine in machines if machine and machine.read_gb_s]
+    old = [each for each in gone.sessions if (each.model, each.ctx) == (must.model, must.ctx)]
     return {
-        **_counted("Withdrawn", load(TAKEN_BACK), mine),
+        **_counted("Withdrawn", gone, mine),
         **_counted("Replaced", load(REPLACED), mine),
-        "WithdrawnStepMistralTwoK": span(_steps(gone, "mistral-7b-v0.3", 2048), 2),
-        "WithdrawnReadMistralTwoK": span((each.read_gb_s / 1e3 for each in _of(gone, must)), 2),
-        "KeptReadMistralTwoK": span(_read_tb_s(mine, must), 2),
-        "WithdrawnMeanMistralTwoK": f"{statistics.fmean(_steps(gone, 'mistral-7b-v0.3', 2048)):.2f}",
+        "WithdrawnStepMistralTwoK": span((each.steps_ms[ARM] for each in old), 2),
+        "WithdrawnReadMistralTwoK": span((each.read_gb_s / 1e3 for each in old), 2),
+        "KeptReadMistralTwoK": span(read, 2),
+        "WithdrawnMeanMistralTwoK": f"{statistics.fmean(each.steps_ms[ARM] for each in old):.2f}",
         "MustMistralTwoK": f"{must.expected:.2f}",
         "MissMistralTwoK": f"{kept / must.expected - 1:.1%}" if kept else NOT_MEASURED,
     }
@@ -127,29 +129,14 @@ def _counted(name: str, gone: Withdrawn, shipped: Sequence[Record]) -> dict[str,
 
 def _pairs(gone: Sequence[Session], shipped: Sequence[Record]) -> Iterable[tuple[list[float], float]]:
     """For each cell that has both: the fused steps taken away, and the mean of the kept ones (ms)."""
-    for model, ctx in dict.fromkeys((each.model, each.ctx) for each in gone if ARM in each.steps_ms):
+    steps: dict[tuple[str, int], list[float]] = {}
+    for each in gone:
+        if ARM in each.steps_ms:
+            steps.setdefault((each.model, each.ctx), []).append(each.steps_ms[ARM])
+    for (model, ctx), old in steps.items():
         kept = selection.step_ms(shipped, plan_ladder.EXPERIMENT, model, ctx, ARM)
         if kept:
-            yield _steps(gone, model, ctx), kept
-
-
-def _of(gone: Iterable[Session], claim: Claim) -> list[Session]:
-    return [each for each in gone if (each.model, each.ctx) == (claim.model, claim.ctx)]
-
-
-def _read_tb_s(shipped: Sequence[Record], claim: Claim) -> list[float]:
-    """What the card read in each kept session with the claim's fused step."""
-    wanted = [r for r in shipped if (r.cell.experiment, r.cell.model, r.cell.ctx) == _place(claim)]
-    rates = [r.machine.read_gb_s for r in wanted if r.machine and any(series.arm == ARM for series in r.series)]
-    return [rate / 1e3 for rate in rates if rate]
-
-
-def _place(claim: Claim) -> tuple[str, str | None, int | None]:
-    return plan_ladder.EXPERIMENT, claim.model, claim.ctx
-
-
-def _steps(gone: Iterable[Session], model: str, ctx: int) -> list[float]:
-    return [each.steps_ms[ARM] for each in gone if (each.model, each.ctx) == (model, ctx) and ARM in each.steps_ms]
+            yield old, kept
 
 
 if __name__ == "__main__":
