@@ -105,13 +105,11 @@ def run(task: Task, store: Path) -> Record:
         raise WrongGpuError(f"the task is for {task.cell.gpu}, this process sees {gpu.slug}")
     found.idle = machine.state(device)
     with found.timed("import"):
-        import torch
-
-        from decodegap import decode  # noqa: F401  (transformers' model code loads here, once)
+        from decodegap import decode  # noqa: F401  (torch and transformers' model code load here, once)
     target = "cuda" if device else "cpu"
     try:
         _measure(task, device, target, store, found)
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError) as error:
         asked = _bytes_asked(str(error))
         if not isinstance(error, MemoryError) and asked is None and not OUT_OF_MEMORY.search(str(error)):
             raise
