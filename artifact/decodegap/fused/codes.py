@@ -4,8 +4,8 @@ A weight is `(code - 8) * scale`, with a scale for each 128 columns of a row. Ma
 16 columns, and of such a tile a thread holds four columns of two rows. `layout.in_tiles` packs those eight codes into
 one word, so that they become the operand without moving between threads: thread 5 of a warp, say, holds rows 1 and 9
 and columns 8 to 15 of each 32. Set before it the right bits, and a code is the fraction of a bf16, 128 + code, in one
-instruction for two codes. What that adds to a sum, 136 (128 + 8) times the
-sum of the vector's part, is taken off when the scales are applied.
+instruction for two codes. What that adds to a sum, 136 (128 + 8) times the sum of the vector's part, is taken off when
+the scales are applied.
 
 The vector is the other operand, its eight columns all alike, and each thread loads its numbers of it too. The
 product's columns are alike then; so column n keeps the product over the n-th of eight groups, and the scales of eight
