@@ -19,6 +19,7 @@ from decodegap.probes import ReadProbe
 
 CTX = 9
 SMALL = {"vocab_size": 64, "num_hidden_layers": 1}
+ALIKE = SMALL | {"intermediate_size": 64}  # as wide as all heads, so that o and down are one kernel
 IN_CODES = SMALL | {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
 WIDE = Matvec(rows=32, block=512, warps=4, ahead=1)  # few programs, because the interpreter runs them one by one
 TILES = Tiles(WIDE, Attention(splits=1, block=16, warps=1), WIDE, WIDE, WIDE, WIDE, source="a test")
@@ -54,7 +55,7 @@ def test_in_4_bits_the_truth_and_eager_have_the_rounded_weights_too(monkeypatch:
 
 
 def test_it_says_what_the_step_and_each_kernel_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = tiny(monkeypatch, SMALL)
+    small = tiny(monkeypatch, ALIKE)
     monkeypatch.setattr(fused, "require", lambda _: None)
     monkeypatch.setattr(fused, "can_overlap", lambda _: False)
     monkeypatch.setattr(probes, "read_bandwidth", lambda *_: ReadProbe(gb_s=10.0, kernel="a read", buffer_mib=1))

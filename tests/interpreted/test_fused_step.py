@@ -72,6 +72,16 @@ def test_logits_are_as_near_the_truth_as_eager_s_at_the_last_position_of_the_cac
     assert step.chosen(loaded) == int(logits.argmax())
 
 
+def test_a_kernel_alone_is_where_the_step_would_be_and_leaves_the_tokens_before_as_they_were():
+    loaded = layout.load(prepared(config_of("tiny-qwen2"), 37), capacity=40)
+    before = loaded.cache.clone()
+    alone = step.capture(loaded, TILES, pdl=False, only=frozenset({"qkv"}))
+    for _ in range(2):
+        alone.run()
+    changed = (loaded.cache != before).any(dim=-1).flatten(0, 2).any(dim=0)  # what qkv is given is poisoned
+    assert changed.nonzero().flatten().tolist() == [36]
+
+
 def test_a_llama_whose_rotation_is_scaled():
     scaling = models.lookup("llama-3.1-8b").config["rope_scaling"] | {"original_max_position_embeddings": 8}
     plain, scaled = config_of("tiny-llama"), config_of("tiny-llama", rope_scaling=scaling)

@@ -40,7 +40,7 @@ def compile_only(
     for each in tiles:
         for kernel in kernels_of(shape, each, capacity=capacity, pdl=pdl).values():
             for early in {pdl and kernel.name != "embed", pdl and kernel.name not in ("embed", "qkv")}:
-                wanted[kernel.function, *kernel.constants.items(), kernel.warps, kernel.maxnreg, early] = kernel, early
+                wanted[kernel.name, *kernel.constants.items(), kernel.warps, kernel.maxnreg, early] = kernel, early
     jobs = [(kernel, early, capability) for kernel, early in wanted.values()]
     if workers == 1:
         return [build(*job) for job in jobs]

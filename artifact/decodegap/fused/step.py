@@ -142,6 +142,7 @@ def _graph(enqueue: Callable[[], None], loaded: Loaded) -> Callable[[], None]:
 def _reset(loaded: Loaded) -> None:
     first = [0] * STATE_WORDS
     first[device.NEXT.value], first[device.BEST.value] = loaded.start, TOKEN_MASK - loaded.token
+    first[device.NOW.value] = loaded.start  # where a kernel that is timed without `embed` shall be
     loaded.buffers.state.copy_(torch.tensor(first))
     loaded.buffers.arrivals.zero_()
 
