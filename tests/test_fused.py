@@ -66,8 +66,11 @@ def test_kernels_read_every_streamed_byte_once(slug):
 def test_in_4_bits_projections_take_a_quarter_and_a_scale_a_group_and_the_head_what_it_took(slug):
     full = kernel_bytes(shape(slug), 2048)
     packed = kernel_bytes(shape_of(models.lookup(slug).config, 4), 2048)
+    gain, part = 2 * shape(slug).hidden, (4 + 16 / 128) / 16
     assert packed["lm_head"] == full["lm_head"]
-    assert packed["down"] == full["down"] * (4 + 16 / 128) / 16
+    assert packed["down"] == full["down"] * part + gain  # of the norm that comes next, which it prepares
+    assert packed["gate_up"] == (full["gate_up"] - gain) * part
+    assert packed["embed"] == full["embed"] + gain
 
 
 @pytest.mark.parametrize("slug", PAPER)

@@ -100,12 +100,6 @@ def _code_part(at: tl.constexpr, vector: tl.tensor, K: tl.constexpr, BLOCK: tl.c
 
 
 @triton.jit
-def first_code_parts(vector: tl.tensor, K: tl.constexpr, BLOCK: tl.constexpr) -> tl.tuple:
-    """What each thread needs of a vector for the first tile."""
-    return (_code_part(0, vector, K, BLOCK),)
-
-
-@triton.jit
 def _halves(words: tl.tensor) -> tl.tensor:
     """The two bf16 of each word, in a last dimension of two."""
     halves = tl.join((words & 0xFFFF).to(tl.int16), (words >> 16).to(tl.int16))
@@ -132,78 +126,47 @@ def _other_operand(numbers: tl.tensor, SPREAD: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _turn_sums(
-    turn: tl.constexpr,
-    x: tl.tensor,
-    gain: tl.tensor,
-    NORM: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> tl.tuple:
-    """For the eight tiles of a turn: the sums of the vector's parts, `[groups, 8]`, and those of the squares of `x`."""
+def _turn_sums(turn: tl.constexpr, x: tl.tensor, K: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
+    """The sums of the vector's parts for the eight tiles of a turn, `[groups, 8]`."""
     SPREAD: tl.constexpr = BLOCK // _GROUP
     group = (tl.arange(0, _TURN) + turn * _TURN)[None, :] * SPREAD + tl.arange(0, SPREAD)[:, None]
     place = group[:, :, None] * (_GROUP // 2) + tl.arange(0, _GROUP // 2)[None, None, :]
-    inside = (group < K // _GROUP)[:, :, None]
-    words = tl.load(x + place, mask=inside, other=0)
-    low, high = low_half(words), high_half(words)
-    squares = tl.zeros([SPREAD, _TURN], dtype=tl.float32)
-    if NORM:
-        squares = tl.sum(low * low + high * high, axis=2)
-        gains = tl.load(gain + place, mask=inside, other=0)
-        low = (low * low_half(gains)).to(tl.bfloat16).to(tl.float32)
-        high = (high * high_half(gains)).to(tl.bfloat16).to(tl.float32)
-    return tl.sum(low + high, axis=2), squares
+    words = tl.load(x + place, mask=(group < K // _GROUP)[:, :, None], other=0)
+    return tl.sum(low_half(words) + high_half(words), axis=2)
 
 
 @triton.jit
 def code_product(
     tiles: tl.tuple,
     found: tl.tensor,
-    gains: tl.tuple,
     weights: tl.tensor,
     scales: tl.tensor,
     x: tl.tensor,
-    gain: tl.tensor,
-    eps: tl.constexpr,
-    NORM: tl.constexpr,
     ROWS: tl.constexpr,
     K: tl.constexpr,
     BLOCK: tl.constexpr,
     AHEAD: tl.constexpr,
 ) -> tl.tensor:
-    """As `products.product`: `ROWS` rows of `K` columns times `x` or its norm; `found` are the first scales.
-
-    With `NORM`, `x * gain` is rounded to bf16, as the stock model rounds the norm.
-    """
+    """As `products.product`: `ROWS` rows of `K` columns times `x`; `found` are the first scales."""
     SPREAD: tl.constexpr = BLOCK // _GROUP
     COUNT: tl.constexpr = (K + BLOCK - 1) // BLOCK
     TURN: tl.constexpr = 8  # as _TURN, by which Triton's interpreter cannot divide a plain number
     column = tl.arange(0, _TURN)[None, None, :]
     exponents = unknown_zero(weights) | 0x43004300
-    parts = first_code_parts(x, K, BLOCK)
+    parts = (_code_part(0, x, K, BLOCK),)
     y = tl.zeros([SPREAD, ROWS], dtype=tl.float32)
-    squares = tl.zeros([SPREAD, _TURN], dtype=tl.float32)
     products = tl.zeros([SPREAD, ROWS, _TURN], dtype=tl.float32)
     for at in tl.static_range(COUNT):
         if at + AHEAD < COUNT:
             tiles = tiles + (_code_tile(at + AHEAD, weights, ROWS, K, BLOCK),)
         if at + 1 < COUNT:
             parts = parts + (_code_part(at + 1, x, K, BLOCK),)
-            if NORM:
-                gains = gains + (_code_part(at + 1, gain, K, BLOCK),)
-        numbers = _halves(parts[at])
-        if NORM:
-            numbers = (numbers.to(tl.float32) * _halves(gains[at]).to(tl.float32)).to(tl.bfloat16)
-        product = tl.dot(_operand(tiles[at], exponents, SPREAD, ROWS), _other_operand(numbers, SPREAD))
+        numbers = _other_operand(_halves(parts[at]), SPREAD)
+        product = tl.dot(_operand(tiles[at], exponents, SPREAD, ROWS), numbers)
         products = tl.where(column == at % TURN, product, products)
         if at % TURN == TURN - 1 or at == COUNT - 1:
             if at >= TURN:
                 found = code_scales(at // TURN, scales, ROWS, K, BLOCK)
-            sums, more = _turn_sums(at // TURN, x, gain, NORM, K, BLOCK)
-            squares += more
+            sums = _turn_sums(at // TURN, x, K, BLOCK)
             y += tl.sum((products - sums[:, None, :] * _ADDED) * found.to(tl.float32), axis=2)
-    whole = tl.sum(y, axis=0)
-    if NORM:
-        whole = whole * tl.rsqrt(tl.sum(tl.sum(squares, axis=1), axis=0) / K + eps)
-    return whole
+    return tl.sum(y, axis=0)

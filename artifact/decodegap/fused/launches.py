@@ -10,7 +10,8 @@ from decodegap.fused.tiles import Matvec, Tiles
 POINTERS = {
     **dict.fromkeys(("weights", "x", "gain"), "*i32"),  # pairs of bf16, or eight codes
     **dict.fromkeys(("scales", "table", "hidden", "bias", "residual", "out", "query", "keys", "values"), "*bf16"),
-    **dict.fromkeys(("cos", "sin", "partial", "stats", "logits"), "*fp32"),
+    **dict.fromkeys(("next_gain", "scaled"), "*bf16"),
+    **dict.fromkeys(("squares", "cos", "sin", "partial", "stats", "logits"), "*fp32"),
     "arrivals": "*i32",
     "state": "*i64",
 }
@@ -73,7 +74,7 @@ def kernels_of(
     combine |= {"PADDED": _power(cut.splits), "WIDTH": width}
     embed = {"VOCAB": shape.vocab, "COLUMNS": shape.hidden, "CAPACITY": capacity, "BLOCK": _power(shape.hidden)}
     found = [
-        Kernel("embed", "embed", (1,), dict(embed), 8),
+        Kernel("embed", "embed", (1,), {**embed, "BITS": shape.bits}, 8),
         matvec("qkv", "qkv", eps=shape.eps, BIAS=shape.bias, **heads),
         Kernel(
             "attention",

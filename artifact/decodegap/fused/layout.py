@@ -50,6 +50,8 @@ class Buffers:
     """What a step writes. Every layer has its own, because several kernels are alive at once."""
 
     hidden: torch.Tensor  # [2 layers + 1, hidden] bf16, the residual stream after each addition
+    scaled: torch.Tensor  # in 4 bits the same, times the gain of the norm that comes next
+    squares: torch.Tensor  # in 4 bits [2 layers + 1, hidden / 16] fp32, the sums of its squares over 16 numbers each
     query: torch.Tensor  # [layers, heads x head_dim] bf16
     mixed: torch.Tensor  # [layers, heads x head_dim] bf16, the attention's output
     gated: torch.Tensor  # [layers, inter] bf16
@@ -59,7 +61,7 @@ class Buffers:
 
     def poison(self) -> None:
         """Overwrite every output with NaN."""
-        for each in (self.hidden, self.query, self.mixed, self.gated, self.logits):
+        for each in (self.hidden, self.scaled, self.squares, self.query, self.mixed, self.gated, self.logits):
             each.fill_(float("nan"))
 
 
@@ -222,6 +224,8 @@ def _buffers(shape: Shape, device: str) -> Buffers:
     counters = -(-shape.kv_heads // ALIGNED) * ALIGNED
     return Buffers(
         hidden=bf16(2 * shape.layers + 1, shape.hidden),
+        scaled=bf16(2 * shape.layers + 1, shape.hidden),
+        squares=torch.full((2 * shape.layers + 1, shape.hidden // UNIT_ROWS), float("nan"), device=device),
         query=bf16(shape.layers, shape.heads * shape.head_dim),
         mixed=bf16(shape.layers, shape.heads * shape.head_dim),
         gated=bf16(shape.layers, shape.inter),

@@ -17,18 +17,22 @@ import triton
 import triton.language as tl
 
 from decodegap.fused.device import BEST, LOWEST, NEXT, NOW, start_next, wait
-from decodegap.fused.products import first_parts, first_scales, first_tiles, product
+from decodegap.fused.products import first_parts, first_scales, first_tiles, normed_product, product, store_for_norm
 
 
 @triton.jit
 def embed(
     table: tl.tensor,
+    next_gain: tl.tensor,
     hidden: tl.tensor,
+    scaled: tl.tensor,
+    squares: tl.tensor,
     state: tl.tensor,
     VOCAB: tl.constexpr,
     COLUMNS: tl.constexpr,
     CAPACITY: tl.constexpr,
     BLOCK: tl.constexpr,
+    BITS: tl.constexpr,
 ) -> None:
     """Take the token that the last step chose, write its row of `table` `[VOCAB, COLUMNS]`, and move the position on.
 
@@ -39,8 +43,11 @@ def embed(
     token = tl.minimum(token, VOCAB - 1)  # nobody has chosen yet
     position = tl.minimum(tl.load(state + NEXT), CAPACITY - 1)
     columns = tl.arange(0, BLOCK)
-    row = tl.load(table + token * COLUMNS + columns, mask=columns < COLUMNS)
+    row = tl.load(table + token * COLUMNS + columns, mask=columns < COLUMNS, other=0.0)
     tl.store(hidden + columns, row, mask=columns < COLUMNS)
+    if BITS == 4:
+        gains = tl.load(next_gain + columns, mask=columns < COLUMNS, other=0.0)
+        store_for_norm(row, gains, columns, scaled, squares, COLUMNS, BLOCK)
     tl.debug_barrier()  # every thread has read the state before one of them changes it
     tl.store(state + NOW, position)
     tl.store(state + NEXT, position + 1)
@@ -53,6 +60,7 @@ def qkv(
     scales: tl.tensor,
     x: tl.tensor,
     gain: tl.tensor,
+    squares: tl.tensor,
     bias: tl.tensor,
     cos: tl.tensor,
     sin: tl.tensor,
@@ -94,7 +102,9 @@ def qkv(
     # Only now, because their address is the position's, and nothing before the wait should wait for a load.
     cosine = tl.load(cos + position * HALF + at, mask=turned, other=1.0)
     sine = tl.load(sin + position * HALF + at, mask=turned, other=0.0)
-    y = product(tiles, found, gains, weights, scales, x, gain, row, eps, True, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
+    y = normed_product(
+        tiles, found, gains, weights, scales, x, gain, squares, row, eps, ROWS, COLUMNS, BLOCK, AHEAD, BITS
+    )
     if BIAS:
         y += added.to(tl.float32)
     low, high = tl.split(tl.reshape(y, [ROWS // 2, 2]))
@@ -116,7 +126,10 @@ def project(
     scales: tl.tensor,
     x: tl.tensor,
     residual: tl.tensor,
+    next_gain: tl.tensor,
     out: tl.tensor,
+    scaled: tl.tensor,
+    squares: tl.tensor,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -125,15 +138,23 @@ def project(
     PDL: tl.constexpr,
     WAIT: tl.constexpr,
 ) -> None:
-    """A product added to the residual: the output projection of the attention, and that of the MLP."""
+    """A product added to the residual: the output projection of the attention, and that of the MLP.
+
+    In 4 bits it also makes of it what the next product's norm needs.
+    """
     start_next(PDL)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tiles = first_tiles(weights, row, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
     found = first_scales(scales, ROWS, COLUMNS, BLOCK, BITS)
+    if BITS == 4:
+        gains = tl.load(next_gain + row)
     wait(PDL, WAIT)
     added = tl.load(residual + row)
-    y = product(tiles, found, (), weights, scales, x, x, row, 0.0, False, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
-    tl.store(out + row, (y + added.to(tl.float32)).to(out.dtype.element_ty))
+    y = product(tiles, found, weights, scales, x, row, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
+    y = (y + added.to(tl.float32)).to(out.dtype.element_ty)
+    tl.store(out + row, y)
+    if BITS == 4:
+        store_for_norm(y, gains, row, scaled, squares, tl.num_programs(0) * ROWS, ROWS)
 
 
 @triton.jit
@@ -142,6 +163,7 @@ def gate_up(
     scales: tl.tensor,
     x: tl.tensor,
     gain: tl.tensor,
+    squares: tl.tensor,
     out: tl.tensor,
     eps: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -159,7 +181,9 @@ def gate_up(
     found = first_scales(scales, 2 * ROWS, COLUMNS, BLOCK, BITS)
     gains = first_parts(gain, COLUMNS, BLOCK, AHEAD, BITS)
     wait(PDL, WAIT)
-    y = product(tiles, found, gains, weights, scales, x, gain, row, eps, True, 2 * ROWS, COLUMNS, BLOCK, AHEAD, BITS)
+    y = normed_product(
+        tiles, found, gains, weights, scales, x, gain, squares, row, eps, 2 * ROWS, COLUMNS, BLOCK, AHEAD, BITS
+    )
     gate, up = tl.split(tl.reshape(y, [ROWS, 2]))
     y = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out + tl.program_id(0) * ROWS + tl.arange(0, ROWS), y.to(out.dtype.element_ty))
@@ -182,14 +206,17 @@ def lm_head(
     PDL: tl.constexpr,
     WAIT: tl.constexpr,
 ) -> None:
-    """The logits in fp32: norm and product; the largest of all and its token end up in the step's state."""
+    """The logits in fp32: norm and product; the largest of all and its token end up in the step's state.
+
+    Its weights are in bf16 whatever those of the projections are, so it takes the norm itself.
+    """
     start_next(PDL)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tiles = first_tiles(weights, row, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
     found = first_scales(scales, ROWS, COLUMNS, BLOCK, BITS)
     gains = first_parts(gain, COLUMNS, BLOCK, AHEAD, BITS)
     wait(PDL, WAIT)
-    y = product(tiles, found, gains, weights, scales, x, gain, row, eps, True, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
+    y = normed_product(tiles, found, gains, weights, scales, x, gain, gain, row, eps, ROWS, COLUMNS, BLOCK, AHEAD, BITS)
     tl.store(logits + row, y)
     # A float's bits are ordered as an integer's once those of a negative one are turned over.
     bits = y.to(tl.int32, bitcast=True)

@@ -11,9 +11,11 @@ codes.py.
 import triton
 import triton.language as tl
 
-from decodegap.fused.codes import code_product, code_scales, first_code_parts, first_code_tiles
+from decodegap.fused.codes import code_product, code_scales, first_code_tiles
 from decodegap.fused.device import high_half, low_half
+from decodegap.fused.shape import UNIT_ROWS
 
+_SUMMED = tl.constexpr(UNIT_ROWS)  # rows that every program has a multiple of in 4 bits
 _WORDS = tl.constexpr(4)  # a thread loads so many neighbouring words at once: 16 bytes
 
 
@@ -68,13 +70,11 @@ def _part(at: tl.constexpr, vector: tl.tensor, K: tl.constexpr, BLOCK: tl.conste
 def first_parts(
     vector: tl.tensor, K: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, BITS: tl.constexpr
 ) -> tl.tuple:
-    """The parts of a vector that meet the first `AHEAD` tiles."""
+    """The parts of a vector that meet the first `AHEAD` tiles; nothing in 4 bits, where none is read ahead."""
+    parts = ()
     if BITS == 16:
-        parts = ()
         for at in tl.static_range(min(AHEAD, (K + BLOCK - 1) // BLOCK)):
             parts = parts + (_part(at, vector, K, BLOCK),)
-    else:
-        parts = first_code_parts(vector, K, BLOCK)
     return parts
 
 
@@ -153,7 +153,53 @@ def _product(
 
 
 @triton.jit
+def store_for_norm(
+    numbers: tl.tensor,
+    gains: tl.tensor,
+    row: tl.tensor,
+    scaled: tl.tensor,
+    squares: tl.tensor,
+    count: tl.tensor,
+    ROWS: tl.constexpr,
+) -> None:
+    """Store what a norm over `count` numbers needs of these `ROWS`: each times its gain, and sums of their squares.
+
+    What is scaled is rounded once more, as the stock model rounds its norm; the norm's other factor waits for the sums.
+    """
+    numbers = numbers.to(tl.float32)
+    tl.store(scaled + row, (numbers * gains.to(tl.float32)).to(scaled.dtype.element_ty), mask=row < count)
+    sums = tl.sum(tl.reshape(numbers * numbers, [ROWS // _SUMMED, _SUMMED]), axis=1)
+    part = tl.program_id(0) * (ROWS // _SUMMED) + tl.arange(0, ROWS // _SUMMED)
+    tl.store(squares + part, sums, mask=part < count // _SUMMED)
+
+
+@triton.jit
 def product(
+    tiles: tl.tuple,
+    found: tl.tensor,
+    weights: tl.tensor,
+    scales: tl.tensor,
+    x: tl.tensor,
+    row: tl.tensor,
+    ROWS: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AHEAD: tl.constexpr,
+    BITS: tl.constexpr,
+) -> tl.tensor:
+    """`ROWS` rows of `K` columns times `x`, `[ROWS]` in fp32.
+
+    `tiles` and the scales `found` are the first ones; more are asked for as they are used up.
+    """
+    if BITS == 16:
+        y = _product(tiles, (), weights, x, x, row, 0.0, False, ROWS, K, BLOCK, AHEAD)
+    else:
+        y = code_product(tiles, found, weights, scales, x, ROWS, K, BLOCK, AHEAD)
+    return y
+
+
+@triton.jit
+def normed_product(
     tiles: tl.tuple,
     found: tl.tensor,
     gains: tl.tuple,
@@ -161,21 +207,24 @@ def product(
     scales: tl.tensor,
     x: tl.tensor,
     gain: tl.tensor,
+    squares: tl.tensor,
     row: tl.tensor,
     eps: tl.constexpr,
-    NORM: tl.constexpr,
     ROWS: tl.constexpr,
     K: tl.constexpr,
     BLOCK: tl.constexpr,
     AHEAD: tl.constexpr,
     BITS: tl.constexpr,
 ) -> tl.tensor:
-    """`ROWS` rows of `K` columns times `x`, `[ROWS]` in fp32; with `NORM`, times the RMS norm of `x` with `gain`.
+    """`ROWS` rows of `K` columns times the RMS norm of `x` with `gain`, `[ROWS]` in fp32; `gains` are the first parts.
 
-    `tiles`, the scales `found` and `gains` are the first ones; more are asked for as they are used up.
+    In 4 bits, where every instruction counts, `x` comes times its gain, and the sum of its squares in many.
     """
     if BITS == 16:
-        y = _product(tiles, gains, weights, x, gain, row, eps, NORM, ROWS, K, BLOCK, AHEAD)
+        y = _product(tiles, gains, weights, x, gain, row, eps, True, ROWS, K, BLOCK, AHEAD)
     else:
-        y = code_product(tiles, found, gains, weights, scales, x, gain, eps, NORM, ROWS, K, BLOCK, AHEAD)
+        part = tl.arange(0, triton.next_power_of_2(K // _SUMMED))
+        sums = tl.load(squares + part, mask=part < K // _SUMMED, other=0.0)
+        y = code_product(tiles, found, weights, scales, x, ROWS, K, BLOCK, AHEAD)
+        y = y * tl.rsqrt(tl.sum(sums, axis=0) / K + eps)
     return y

@@ -97,12 +97,12 @@ def kernel_bytes(shape: Shape, ctx: int) -> dict[str, int]:
         return count * bits // 8 + (count // GROUP * BF16_BYTES if bits == 4 else 0)
 
     sizes = {name: matrix(name) for name in TILED if name != "attention"}
-    for name in ("qkv", "gate_up", "lm_head"):
-        sizes[name] += BF16_BYTES * shape.hidden  # the norm's gain
+    sizes["embed"] = BF16_BYTES * shape.hidden
+    for name in ("qkv", "gate_up", "lm_head") if shape.bits == 16 else ("embed", "o", "down", "lm_head"):
+        sizes[name] += BF16_BYTES * shape.hidden  # a norm's gain
     if shape.bias:
         sizes["qkv"] += BF16_BYTES * shape.qkv_rows
     sizes["attention"] = 2 * BF16_BYTES * shape.kv_heads * shape.head_dim * ctx
-    sizes["embed"] = BF16_BYTES * shape.hidden
     return sizes
 
 

@@ -9,7 +9,7 @@ import torch
 from decodegap.arms import Step
 from decodegap.fused import device, kernels
 from decodegap.fused.launches import Kernel, kernels_of
-from decodegap.fused.layout import Loaded, Matrix
+from decodegap.fused.layout import CODE_BITS, Loaded, Matrix
 from decodegap.fused.shape import IN_LAYER, STATE_WORDS
 from decodegap.fused.tiles import Tiles, check_tiles
 
@@ -68,6 +68,8 @@ def _launches(
     loaded: Loaded, kept: dict[str, Kernel], partial: torch.Tensor, stats: torch.Tensor, *, pdl: bool
 ) -> Iterator[Launch]:
     buffers, state = loaded.buffers, loaded.buffers.state
+    in_codes = loaded.shape.bits == CODE_BITS
+    gains = [gain for layer in loaded.layers for gain in (layer.first_gain, layer.second_gain)] + [loaded.gain]
     number = count()
 
     def launch(name: str, **given: torch.Tensor) -> Iterator[Launch]:
@@ -75,17 +77,26 @@ def _launches(
             # What `embed` writes must be complete before anything later starts: the position is read before a wait.
             yield Launch(kept[name], given, early=pdl and next(number) > 1)
 
-    yield from launch("embed", table=loaded.embedding, hidden=buffers.hidden[0], state=state)
+    def prepared(at: int) -> dict[str, torch.Tensor]:
+        """Where to leave what the `at`-th norm of the step needs."""
+        return {"next_gain": _as_bf16(gains[at]), "scaled": buffers.scaled[at], "squares": buffers.squares[at]}
+
+    def normed(at: int) -> dict[str, torch.Tensor]:
+        """What the `at`-th norm is taken of."""
+        x = buffers.scaled[at] if in_codes else buffers.hidden[at]
+        return {"x": _as_words(x), "gain": gains[at], "squares": buffers.squares[at]}
+
+    yield from launch("embed", table=loaded.embedding, hidden=buffers.hidden[0], **prepared(0), state=state)
     for index, layer in enumerate(loaded.layers):
-        before, between, after = (_as_words(buffers.hidden[2 * index + at]) for at in range(3))
+        at = 2 * index
+        before, between, after = buffers.hidden[at : at + 3]
         keys, values = loaded.cache[index]
         query, mixed, gated = (each[index] for each in (buffers.query, buffers.mixed, buffers.gated))
         seen = {"query": query, "keys": keys, "values": values, "partial": partial[index], "stats": stats[index]}
         given = {
             "qkv": {
                 **_matrix(layer.qkv),
-                "x": before,
-                "gain": layer.first_gain,
+                **normed(at),
                 "bias": layer.bias,
                 "cos": loaded.cos,
                 "sin": loaded.sin,
@@ -96,13 +107,14 @@ def _launches(
             },
             "attention": {**seen, "arrivals": buffers.arrivals[index], "out": mixed, "state": state},
             "combine": {**seen, "out": mixed, "state": state},
-            "o": {**_matrix(layer.o), "x": _as_words(mixed), "residual": _as_bf16(before), "out": _as_bf16(between)},
-            "gate_up": {**_matrix(layer.gate_up), "x": between, "gain": layer.second_gain, "out": gated},
+            "o": {**_matrix(layer.o), "x": _as_words(mixed), "residual": before, "out": between, **prepared(at + 1)},
+            "gate_up": {**_matrix(layer.gate_up), **normed(at + 1), "out": gated},
             "down": {
                 **_matrix(layer.down),
                 "x": _as_words(gated),
-                "residual": _as_bf16(between),
-                "out": _as_bf16(after),
+                "residual": between,
+                "out": after,
+                **prepared(at + 2),
             },
         }
         for name in IN_LAYER:
