@@ -209,8 +209,8 @@ def test_the_report_shows_every_part_and_the_residual() -> None:
     ("env", "message"),
     [
         ({"ARM": "faster"}, "ARM: no arm is called 'faster'"),
-        ({"CTX": "lots"}, "'lots' is not a whole number"),
-        ({"MODEL": "gpt"}, "no model is called 'gpt'"),
+        ({"CTX": "lots"}, "CTX: 'lots' is not a whole number"),
+        ({"MODEL": "gpt"}, "MODEL: no model is called 'gpt'"),
         ({"MODEL": "tiny-qwen2", "CTX": "999999"}, "CTX: 999999 is beyond"),
     ],
 )

@@ -71,10 +71,10 @@ def test_a_kernel_that_was_not_compiled_says_why_and_no_registers() -> None:
 @pytest.mark.parametrize(
     ("env", "named"),
     [
-        ({"MODEL": "gpt-9"}, "'gpt-9'"),
+        ({"MODEL": "gpt-9"}, "MODEL: no model is called 'gpt-9'"),
         ({"MODEL": "qwen2.5-7b,llama-3.1-8b"}, "one of each"),
         ({"CTX": "1,2"}, "one of each"),
-        ({"CTX": "99999999"}, "CONTEXTS: '99999999'"),
+        ({"CTX": "99999999"}, "CTX: '99999999'"),
         ({"CTX": "50000", "MODEL": "mistral-7b"}, "beyond"),
     ],
 )

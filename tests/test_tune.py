@@ -251,8 +251,8 @@ def test_what_is_found_replaces_its_entry_and_nothing_else(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("env", "named"),
     [
-        ({"MODEL": "gpt-9"}, "'gpt-9'"),
-        ({"CTX": "2k"}, "'2k'"),
+        ({"MODEL": "gpt-9"}, "MODEL: no model is called 'gpt-9'"),
+        ({"CTX": "2k"}, "CTX: '2k'"),
         ({"CTX": "40000", "MODEL": "mistral-7b"}, "beyond"),
         ({"SECONDS": "0"}, "SECONDS: '0'"),
         ({"SECONDS": "soon"}, "SECONDS: 'soon'"),

@@ -17,8 +17,8 @@ NO_CUDA = pytest.mark.skipif(gate.torch_cuda() != "", reason="needs a torch with
     ("devices", "settings", "said"),
     [
         ([H200], {"BITS": "8"}, "BITS: '8'; give 16 or 4"),
-        ([H200], {"MODEL": "gpt-9"}, "'gpt-9'"),
-        ([H200], {"CTX": "0"}, "'0'"),
+        ([H200], {"MODEL": "gpt-9"}, "MODEL: no model is called 'gpt-9'"),
+        ([H200], {"CTX": "0"}, "CTX: '0'"),
         ([], {"GPU": "h200"}, "GPU=h200 cannot be measured here: no NVIDIA GPU was found"),
         ([], {}, "this compiles kernels for an NVIDIA GPU, and none was found"),
         ([H200], {"GPU": "cpu"}, "this compiles kernels for an NVIDIA GPU, and GPU=cpu was asked for"),

@@ -29,6 +29,7 @@ def task(env: Mapping[str, str], gpu: str) -> Task:
         models=[env.get("MODEL") or default_model],
         contexts=[env.get("CTX") or default_ctx],
         weights=env.get("WEIGHTS") or "synthetic",
+        names=plan.OF_A_CELL,
     )
     arm = env.get("ARM") or "eager"
     if arm not in (known := (*ledger.EXTRA, *PAIRS)):

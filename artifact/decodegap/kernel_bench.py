@@ -58,7 +58,8 @@ def cell(env: Mapping[str, str]) -> tuple[str, int]:
     Raises `BadInputError`.
     """
     first = next(iter(plan_ladder.CONTEXTS))
-    req = plan.request(models=env.get("MODEL") or first, contexts=env.get("CTX") or plan_ladder.CONTEXTS[first][0])
+    given = (env.get("MODEL") or first, env.get("CTX") or plan_ladder.CONTEXTS[first][0])
+    req = plan.request(models=given[0], contexts=given[1], names=plan.OF_A_CELL)
     if len(req.models) != 1 or len(req.contexts) != 1:
         raise BadInputError(f"{SETTINGS}: give one of each")
     model = models.lookup(req.models[0])

@@ -25,6 +25,7 @@ CHECK = "check"  # the session of a model and context that holds every arm again
 USERS_ARMS = ("eager", "eager-auto", "graph-static", "graph-stock", "compiled")
 ANY_BACKEND = (CHECK, "eager-auto", "graph-stock")  # flash attention takes no mask, and a check pins arm by arm
 MAX_SESSIONS = 100
+OF_A_CELL = ("MODEL", "CTX")  # what make calls a model and a context where no grid is meant
 
 Weights = Literal["synthetic", "hub", "local"]
 
@@ -58,19 +59,21 @@ def request(
     contexts: Any = "",
     sessions: Any = "",
     weights: Any = "synthetic",
+    names: tuple[str, str] = ("MODELS", "CONTEXTS"),
 ) -> Request:
     """Check raw parameters (from make's environment, a notebook or papermill) and return them typed.
 
-    `models` and `contexts` are lists or comma- or space-separated text, empty for the default of the GPU. Raises
-    `BadInputError` with one line that names the parameter, the value and what is possible.
+    `models` and `contexts` are lists or comma- or space-separated text, empty for the default of the GPU; `names` is
+    what the user calls these two. Raises `BadInputError` with one line that names the parameter, the value and what is
+    possible.
     """
     if not isinstance(gpu, str):
         raise BadInputError(f"GPU: {gpu!r} is not a name; give one like h100, auto or cpu")
     kind, folder = _weights(weights)
     return Request(
         gpu=gpus.check_slug(gpu),
-        models=tuple(dict.fromkeys(_model(item) for item in items("MODELS", models))),
-        contexts=tuple(dict.fromkeys(positive("CONTEXTS", item, 16_777_216) for item in items("CONTEXTS", contexts))),
+        models=tuple(dict.fromkeys(_model(names[0], item) for item in items(names[0], models))),
+        contexts=tuple(dict.fromkeys(positive(names[1], item, 16_777_216) for item in items(names[1], contexts))),
         sessions=positive("SESSIONS", sessions, MAX_SESSIONS) if sessions not in ("", None) else 0,
         weights=kind,
         weights_dir=folder,
@@ -93,10 +96,11 @@ def items(name: str, value: Any) -> list[Any]:
     raise BadInputError(f"{name}: {value!r} is not a list; give values with commas between them")
 
 
-def _model(item: Any) -> str:
-    if not isinstance(item, str):
-        raise BadInputError(f"MODELS: {item!r} is not a name; known are {', '.join(models.catalogue())}")
-    return models.lookup(item).slug
+def _model(name: str, item: Any) -> str:
+    slugs = {alias: model.slug for model in models.catalogue().values() for alias in (model.slug, *model.aliases)}
+    if not isinstance(item, str) or item not in slugs:
+        raise BadInputError(f"{name}: no model is called {item!r}; known are {', '.join(models.catalogue())}")
+    return slugs[item]
 
 
 def positive(name: str, value: Any, most: int) -> int:

@@ -41,7 +41,7 @@ class Wish:
 
 def wish(env: Mapping[str, str]) -> Wish:
     """The settings MODEL, CTX, SECONDS, KERNELS, BITS and WRITE in `env`, checked; raises `BadInputError`."""
-    req = plan.request(models=env.get("MODEL", ""), contexts=env.get("CTX", ""))
+    req = plan.request(models=env.get("MODEL", ""), contexts=env.get("CTX", ""), names=plan.OF_A_CELL)
     chosen = req.models or tuple(plan_ladder.CONTEXTS)
     cells = [(slug, ctx) for slug in chosen for ctx in req.contexts or plan_ladder.CONTEXTS.get(slug, (2048,))]
     for slug, ctx in cells:
