@@ -200,7 +200,7 @@ verify: ## a verdict for each claim, by your records of GPU or the shipped ones:
 .PHONY: anatomy
 anatomy: ## where one cell's step goes, measured now: MODEL= CTX= ARM= TRACE=1
 	@$(call need,analysis)
-	@"$$PY" -m decodegap mode --must-measure >/dev/null
+	@"$$PY" -m decodegap mode --must-measure --settings-of anatomy >/dev/null
 	@$(call need,analysis measure)
 	@"$$PY" -m decodegap anatomy
 
@@ -215,14 +215,14 @@ kernels: ## compile the quantised paths' kernels for this machine's card, once (
 .PHONY: tune
 tune: ## the fastest tiles of the fused step on this card: MODEL= CTX= SECONDS=120 KERNELS= BITS=16 WRITE=1
 	@$(call need,analysis)
-	@"$$PY" -m decodegap mode --must-measure --on-a-card >/dev/null
+	@"$$PY" -m decodegap mode --must-measure --on-a-card --settings-of tune >/dev/null
 	@$(call need,analysis measure)
 	@"$$PY" -m decodegap tune
 
 .PHONY: bench-kernels
 bench-kernels: ## each kernel of the fused step: bytes, time, bandwidth, target, registers: MODEL= CTX= BITS=16
 	@$(call need,analysis)
-	@"$$PY" -m decodegap mode --must-measure --on-a-card >/dev/null
+	@"$$PY" -m decodegap mode --must-measure --on-a-card --settings-of bench-kernels >/dev/null
 	@$(call need,analysis measure)
 	@"$$PY" -m decodegap bench-kernels
 

@@ -112,6 +112,38 @@ def test_kernels_are_refused_without_a_card_and_not_with_one(fake_nvml: FakeNvml
     assert "GPU=cpu was asked for" in run("mode", "--on-a-card", env=fake_nvml.env(GPU="cpu")).stderr
 
 
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ("anatomy MODEL=gpt-9", "MODEL: no model is called 'gpt-9'"),
+        ("anatomy CTX=2k", "CTX: '2k'"),
+        ("anatomy ARM=faster", "ARM: no arm is called 'faster'"),
+        ("anatomy TRACE=yes", "TRACE: 'yes'"),
+        ("tune MODEL=gpt-9", "MODEL: no model is called 'gpt-9'"),
+        ("tune SECONDS=soon", "SECONDS: 'soon'"),
+        ("tune WRITE=yes", "WRITE: 'yes'"),
+        ("tune BITS=8", "BITS: '8'"),
+        ("bench-kernels CTX=1,2", "MODEL and CTX: give one of each"),
+        ("bench-kernels BITS=8", "BITS: '8'"),
+        ("anatomy", ""),
+        ("tune", ""),
+        ("bench-kernels", ""),
+    ],
+)
+def test_what_only_one_verb_reads_is_checked_without_torch(
+    fake_nvml: FakeNvml, tmp_path: Path, settings: str, named: str
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('there is no torch yet')\n")
+    fake_nvml.cards(card())
+    verb, *given = settings.split()
+    env = fake_nvml.env(**dict(each.split("=") for each in given))
+    env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
+    done = run("mode", "--must-measure", "--settings-of", verb, env=env)
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"decode-gap: {named or 'found NVIDIA H200'}")
+    assert (done.returncode, done.stdout) == ((2, "") if named else (0, "measure\n"))
+
+
 def test_an_old_card_is_unsupported(fake_nvml: FakeNvml) -> None:
     fake_nvml.cards(card(name="Tesla T4", capability="7.5", cuda_cores=2560))
     done = run("mode", "--must-measure", env=fake_nvml.env(GPU="auto"))

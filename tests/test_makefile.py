@@ -131,13 +131,20 @@ def test_sources_of_kernels_come_where_a_compiler_is_and_stop_nothing(clone: Pat
     assert last in calls(clone)[-1]
 
 
-@pytest.mark.parametrize("target", ["measure", "reproduce", "kernels", "tune", "bench-kernels"])
+@pytest.mark.parametrize("target", ["measure", "reproduce", "kernels", "anatomy", "tune", "bench-kernels"])
 def test_bad_input_ends_before_anything_large_is_installed(clone: Path, target: str) -> None:
     put_python(clone)
     refused = make(clone, target, "GPU=h100", FAKE_MODE="measure", FAKE_MODE_EXIT="2")
     assert refused.returncode == 2
     assert installs(clone) == ["analysis"]
     assert "decodegap mode" in calls(clone)[-1]
+
+
+@pytest.mark.parametrize("target", ["anatomy", "tune", "bench-kernels"])
+def test_what_only_one_target_reads_is_checked_before_anything_large_is_installed(clone: Path, target: str) -> None:
+    put_python(clone)
+    make(clone, target, FAKE_MODE_EXIT="2")
+    assert f" --settings-of {target}|" in calls(clone)[-1]
 
 
 def test_clean_takes_caches_and_leaves_records(clone: Path) -> None:

@@ -16,11 +16,13 @@ SHOWN_OPERATORS = 12
 
 
 def task(env: Mapping[str, str], gpu: str) -> Task:
-    """The session that MODEL, CTX and ARM in `env` ask for on `gpu`; raise `BadInputError` for what makes no sense.
+    """The session that MODEL, CTX and ARM in `env` ask for on `gpu`; `BadInputError` if these or TRACE make no sense.
 
     Empty settings mean the first model and the shortest context of the GPU's own grid, and the arm `eager`. An arm
     that is half of an A/B is measured with the other half.
     """
+    if env.get("TRACE", "") not in ("", "0", "1"):
+        raise BadInputError(f"TRACE: {env['TRACE']!r}; give 1 to keep a trace")
     on_cpu = gpu == "cpu"
     default_model = models.with_role("stand-in" if on_cpu else "paper")[0].slug
     default_ctx = (plan.CPU_CONTEXTS if on_cpu else plan.PAPER_CONTEXTS)[0]
@@ -60,10 +62,8 @@ def show(env: Mapping[str, str], gpu: str, store: Path, say: Callable[[str], Non
     Nothing is kept, so this can never be mistaken for a measured cell; with TRACE=1 the profiled steps are kept as
     Perfetto traces below `store`. Raises `DecodeGapError` like a run, and `NotMeasuredError` without an anatomy.
     """
-    if env.get("TRACE", "") not in ("", "0", "1"):
-        raise BadInputError(f"TRACE: {env['TRACE']!r}; give 1 to keep a trace")
-    gpus.require(gpu, gpus.detect())
     asked = task(env, gpu)
+    gpus.require(gpu, gpus.detect())
     traces = (store / gpu / "traces").resolve() if env.get("TRACE") == "1" else None
     before = os.environ.pop(TRACE_DIR_VARIABLE, None)
     if traces:

@@ -21,8 +21,10 @@ from decodegap.typeset import TypesetError
 WILL, WILL_NOT = "will be measured", "will not be measured"
 
 
-def mode(ctx: Context, *, must_measure: bool = False, on_a_card: bool = False) -> None:
+def mode(ctx: Context, *, must_measure: bool = False, on_a_card: bool = False, settings_of: str | None = None) -> None:
     """Print `measure` or `replay`, so that make knows which packages are needed; refuse what cannot be done here."""
+    if settings_of:
+        CHECKS[settings_of](ctx)
     if must_measure:
         gpus.require(ctx.request.gpu, ctx.devices)
     if on_a_card:
@@ -172,6 +174,12 @@ def anatomy(ctx: Context) -> None:
     anatomy_cli.show(os.environ, ctx.gpu.slug, ctx.store)
 
 
+def _anatomy_task(ctx: Context) -> Task:
+    from decodegap import anatomy_cli
+
+    return anatomy_cli.task(os.environ, ctx.gpu.slug)
+
+
 def doctor(ctx: Context) -> None:
     """Say whether this machine is fit to measure the GPU on."""
     from decodegap import doctor as fit
@@ -226,6 +234,8 @@ VERBS: dict[str, Callable[[Context], None]] = {
     **verbs_review.VERBS,
     **verbs_fused.VERBS,
 }
+# What reads the settings that only one verb has, without torch.
+CHECKS: dict[str, Callable[[Context], object]] = {"anatomy": _anatomy_task, **verbs_fused.CHECKS}
 MEASURING = ("measure", "reproduce")
 
 
@@ -235,12 +245,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("verb", choices=["mode", *VERBS])
     parser.add_argument("--must-measure", action="store_true", help="mode only: fail if the GPU is not here")
     parser.add_argument("--on-a-card", action="store_true", help="mode only: fail if there is no GPU")
+    parser.add_argument("--settings-of", choices=CHECKS, help="mode only: fail if these make no sense to this verb")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's way of saying Ctrl-C
     try:
         ctx = context(os.environ)
         if args.verb == "mode":
-            mode(ctx, must_measure=args.must_measure, on_a_card=args.on_a_card)
+            mode(ctx, must_measure=args.must_measure, on_a_card=args.on_a_card, settings_of=args.settings_of)
         else:
             VERBS[args.verb](ctx)
     except DecodeGapError as error:

@@ -1,11 +1,9 @@
 """What each kernel of the fused step costs on this card: bytes, time alone and in the step, bandwidth, registers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decodegap import models, plan, plan_ladder
-from decodegap.errors import BadInputError
 from decodegap.floor import floor_ms
 
 if TYPE_CHECKING:
@@ -16,7 +14,6 @@ HEADERS = (
     "kernel", "launches", "MB", "target us", "alone us", "GB/s", "of read", "missed us", "registers", "spills",
     "shared",
 )  # fmt: skip
-SETTINGS = "MODEL and CTX"
 
 
 @dataclass(frozen=True)
@@ -50,22 +47,6 @@ class Line:
             f"{self.alone_us:.1f}", f"{self.gb_s:.0f}", f"{self.gb_s / read_gb_s:.2f}", f"{self.missed_us:.1f}",
             *("error" if self.error else str(number) for number in made),
         )  # fmt: skip
-
-
-def cell(env: Mapping[str, str]) -> tuple[str, int]:
-    """The model and context that MODEL and CTX in `env` ask for, by default the first of the ladder.
-
-    Raises `BadInputError`.
-    """
-    first = next(iter(plan_ladder.CONTEXTS))
-    given = (env.get("MODEL") or first, env.get("CTX") or plan_ladder.CONTEXTS[first][0])
-    req = plan.request(models=given[0], contexts=given[1], names=plan.OF_A_CELL)
-    if len(req.models) != 1 or len(req.contexts) != 1:
-        raise BadInputError(f"{SETTINGS}: give one of each")
-    model = models.lookup(req.models[0])
-    if req.contexts[0] > (longest := int(model.config["max_position_embeddings"])):
-        raise BadInputError(f"CTX: {req.contexts[0]} is beyond the {longest} positions of {model.slug}")
-    return model.slug, req.contexts[0]
 
 
 def joined(times: Sequence["KernelTime"], built: Sequence["Built"], read_gb_s: float) -> list[Line]:

@@ -4,17 +4,18 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decodegap import locks, models, plan, plan_ladder, records, tune
+from decodegap import locks, models, records, tune, wishes
 from decodegap.errors import BadInputError, NotMeasuredError
 from decodegap.fused.search import ORDER, candidates, familiar, tighter
 from decodegap.fused.shape import shape_of
 from decodegap.fused.tiles import FOLDER, Tile, Tiles, entry_name, known_tiles, load_tiles, to_toml
 from decodegap.sources import versions
 from decodegap.tune import Card, Journal, Say
+from decodegap.wishes import Wish
 
 if TYPE_CHECKING:
     from decodegap.fused.bench import Truth
@@ -22,48 +23,19 @@ if TYPE_CHECKING:
     from decodegap.fused.launches import Kernel
     from decodegap.fused.layout import Loaded
 
-SECONDS = 120  # a model and context; a round over some 400 candidates takes about half of it
-MOST_SECONDS = 86_400
 CAPPING = 0.15  # of the seconds, for caps on the registers of what was found without
 QUICK_STEPS, CLOSE_STEPS = 8, 40
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What a user asks for: models with contexts, seconds for each, which kernels, and whether to keep the result."""
-
-    cells: tuple[tuple[str, int], ...]
-    seconds: int
-    kernels: tuple[str, ...]
-    write: bool
-    bits: int = 16
-
-
 def wish(env: Mapping[str, str]) -> Wish:
-    """The settings MODEL, CTX, SECONDS, KERNELS, BITS and WRITE in `env`, checked; raises `BadInputError`."""
-    req = plan.request(models=env.get("MODEL", ""), contexts=env.get("CTX", ""), names=plan.OF_A_CELL)
-    chosen = req.models or tuple(plan_ladder.CONTEXTS)
-    cells = [(slug, ctx) for slug in chosen for ctx in req.contexts or plan_ladder.CONTEXTS.get(slug, (2048,))]
-    for slug, ctx in cells:
-        model = models.lookup(slug)
-        shape_of(model.config)
-        if ctx > (longest := int(model.config["max_position_embeddings"])):
-            raise BadInputError(f"CTX: {ctx} is beyond the {longest} positions of {slug}")
-    kernels = tuple(dict.fromkeys(plan.items("KERNELS", env.get("KERNELS", "")))) or ORDER
-    for name in kernels:
+    """The wish in `env` with its kernels, all of them if it names none; raises `BadInputError`."""
+    asked = wishes.wish(env)
+    for slug, _ in asked.cells:
+        shape_of(models.lookup(slug).config)
+    for name in asked.kernels:
         if name not in ORDER:
             raise BadInputError(f"KERNELS: {name[:60]!r} is none of {', '.join(ORDER)}")
-    if (write := env.get("WRITE", "")) not in ("", "0", "1"):
-        raise BadInputError(f"WRITE: {write[:60]!r}; give 1 to keep the tiles that are found")
-    seconds = plan.positive("SECONDS", env.get("SECONDS") or SECONDS, MOST_SECONDS)
-    return Wish(tuple(cells), seconds, kernels, write == "1", bits_of(env))
-
-
-def bits_of(env: Mapping[str, str]) -> int:
-    """The bits of a projection's weight that BITS in `env` asks for; raises `BadInputError` unless 16 or 4."""
-    if (bits := env.get("BITS") or "16") not in ("16", "4"):
-        raise BadInputError(f"BITS: {bits[:60]!r}; give 16 or 4")
-    return int(bits)
+    return replace(asked, kernels=asked.kernels or ORDER)
 
 
 def tune_all(asked: Wish, gpu: str, store: Path, say: Say = print) -> None:

@@ -3,6 +3,7 @@
 import os
 from typing import TYPE_CHECKING
 
+from decodegap import wishes
 from decodegap.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -22,13 +23,17 @@ def tune(ctx: "Context") -> None:
 
 def bench_kernels(ctx: "Context") -> None:
     """Time each kernel of the fused step on the card that is here."""
-    from decodegap import kernel_bench, locks, tune_card
+    from decodegap import kernel_bench, locks
 
-    (model, tokens), bits = kernel_bench.cell(os.environ), tune_card.bits_of(os.environ)
+    (model, tokens), bits = _bench_settings()
     _require_cuda(ctx)
     with locks.hold(ctx.store):
         for text in kernel_bench.measured(model, tokens, ctx.gpu.slug, bits):
             print(text, flush=True)
+
+
+def _bench_settings() -> tuple[tuple[str, int], int]:
+    return wishes.cell(os.environ), wishes.bits(os.environ)
 
 
 def _require_cuda(ctx: "Context") -> None:
@@ -43,4 +48,9 @@ def _require_cuda(ctx: "Context") -> None:
         raise UnsupportedError(f"torch cannot use the card that the driver lists; make doctor GPU={ctx.gpu.slug}")
 
 
+# What reads the settings of a verb, without torch.
+CHECKS: dict[str, "Callable[[Context], object]"] = {
+    "tune": lambda _: wishes.wish(os.environ),
+    "bench-kernels": lambda _: _bench_settings(),
+}
 VERBS: dict[str, "Callable[[Context], None]"] = {"tune": tune, "bench-kernels": bench_kernels}
