@@ -1,11 +1,12 @@
 """Which card is here: a name alone is not believed, and a card nobody listed still gets a peak of its own."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from decodegap import gpus
+from decodegap import cli, gpus
 from decodegap.errors import BadInputError, WrongGpuError
 
 H200 = gpus.Device(
@@ -49,6 +50,33 @@ def test_a_card_that_differs_is_not_the_card(change, reason):
         gpus.require("h200", [other])
     assert "\n" not in str(caught.value)
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        (b"[h100]", b"[h100", "gpus.toml: Expected ']'"),
+        (b"L40S", b"\xff", "gpus.toml: 'utf-8' codec can't decode"),
+        (b"peak_gb_s = 3350", b"peak_gb_s = 'fast'", "gpus.toml: h100.peak_gb_s: Input should be a valid number"),
+        (b"peak_gb_s = 3350", b"peak_gb_s = 0", "gpus.toml: h100.peak_gb_s: Input should be greater than 0"),
+        (b"peak_gb_s = 3350", b"peak_gbs = 3350", "gpus.toml: h100.peak_gb_s: Field required"),
+        (b"sm_count = 132", b"sm_count = 132\nfast = true", "gpus.toml: h100.fast: Extra inputs are not permitted"),
+        (b'["NVIDIA L4"]', b'"NVIDIA L4"', "gpus.toml: l4.names: Input should be a valid tuple"),
+        (b"[h100]", b"h9000 = 1\n[h100]", "gpus.toml: h9000: Input should be a valid dictionary"),
+    ],
+)
+def test_a_broken_catalogue_is_one_line_that_says_where(tmp_path, monkeypatch, capsys, old, new, named):
+    whole = (gpus.DATA / "gpus.toml").read_bytes()
+    assert old in whole
+    (tmp_path / "gpus.toml").write_bytes(whole.replace(old, new, 1))
+    monkeypatch.setattr(gpus, "DATA", tmp_path)
+    monkeypatch.setattr(gpus, "catalogue", cache(gpus.catalogue.__wrapped__))
+    monkeypatch.setenv("GPU", "h100")
+    assert cli.main(["mode"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"decode-gap: {named}")
+    assert said.endswith("; git has the one that came with it\n")
+    assert said.count("\n") == 1
 
 
 def test_ecc_and_driver_reservations_do_not_make_another_card():

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError
+
 from decodegap.errors import BadInputError, WrongGpuError
 from decodegap.paths import DATA
 
@@ -59,24 +61,34 @@ class Device:
 CPU = Gpu(slug="cpu", label="CPU (stand-ins)", peak_gb_s=None, peak_source="measured", paper=False)
 
 
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    label: str
+    names: tuple[str, ...]
+    peak_gb_s: float = Field(gt=0, allow_inf_nan=False)
+    memory_mib: PositiveInt
+    sm_count: PositiveInt
+    paper: bool
+    source: str
+
+
 @cache
 def catalogue() -> dict[str, Gpu]:
-    """The GPUs of `data/gpus.toml` by slug."""
-    table = tomllib.loads((DATA / "gpus.toml").read_text(encoding="utf-8"))
-    return {slug: _from_table(slug, row) for slug, row in table.items()}
-
-
-def _from_table(slug: str, row: dict[str, Any]) -> Gpu:
-    return Gpu(
-        slug=slug,
-        label=row["label"],
-        peak_gb_s=float(row["peak_gb_s"]),
-        peak_source="datasheet",
-        paper=row["paper"],
-        names=tuple(row["names"]),
-        memory_mib=row["memory_mib"],
-        sm_count=row["sm_count"],
-    )
+    """The GPUs of `data/gpus.toml` by slug; raise `BadInputError` naming what of it is broken."""
+    path = DATA / "gpus.toml"
+    try:
+        rows = TypeAdapter(dict[str, _Row]).validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except (ValueError, RecursionError) as error:
+        wrong = str(error)
+    else:
+        return {
+            slug: Gpu(slug, peak_source="datasheet", **row.model_dump(exclude={"source"})) for slug, row in rows.items()
+        }
+    raise BadInputError(f"{path.name}: {wrong}; git has the one that came with it")
 
 
 def check_slug(slug: str, where: str = "GPU") -> str:
