@@ -260,6 +260,8 @@ faults-table: ## the same, and write what was seen to docs/faults.md
 
 .PHONY: fuzz
 fuzz: ## bad input of every kind: CASES=10000
+	@[[ "$${CASES:-10000}" =~ ^[1-9][0-9]{0,8}$$ ]] || { shown=$${CASES:0:60}; \
+	echo "decode-gap: CASES: $${shown@Q} is not a whole number from 1 to 999999999" >&2; exit 2; }
 	@$(call need,analysis measure dev)
 	@$(filter-out --unset=CASES,$(unset)) "$$PY" -m pytest tests/fuzz --cases "$${CASES:-10000}"
 

@@ -66,6 +66,25 @@ def test_a_setting_that_one_target_of_the_call_reads_or_that_is_empty_is_not_ref
     assert make(clone, "lint", "-n", GPU="l4", EXPERIMENTS="ladder").returncode == 0  # for every call, not this one
 
 
+@pytest.mark.parametrize("cases", ["abc", "0", "-1", "1e3", "007", " 5", "5\nx", "1" * 5000, "$(touch hit)"])
+def test_cases_that_are_no_number_are_refused_before_anything_runs(clone: Path, cases: str) -> None:
+    put_python(clone)
+    refused = make(clone, "fuzz", CASES=cases)
+    assert refused.returncode == 2
+    first, *rest = refused.stderr.splitlines()
+    assert first.startswith("decode-gap: CASES: ")
+    assert first.endswith(" is not a whole number from 1 to 999999999")
+    assert all(line.startswith("make: ***") for line in rest)
+    assert calls(clone) == []
+
+
+@pytest.mark.parametrize(("typed", "cases"), [("CASES=7", "7"), ("CASES=", "10000"), ("CASES=999999999", "999999999")])
+def test_cases_that_are_a_number_reach_the_tests(clone: Path, typed: str, cases: str) -> None:
+    put_python(clone)
+    assert make(clone, "fuzz", typed).returncode == 0
+    assert calls(clone)[-1].startswith(f"python|-m pytest tests/fuzz --cases {cases}|")
+
+
 def test_help_says_which_targets_read_each_setting_and_all_of_them_are_there(clone: Path) -> None:
     readers = dict(re.findall(r"^  ([A-Z_]+)= +([a-z -]+)$", make(clone, "help").stdout, re.MULTILINE))
     makefile = (ROOT / "Makefile").read_text()
