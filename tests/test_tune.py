@@ -60,9 +60,10 @@ def book(tmp_path: Path) -> Journal:
 
 def searched(formula: Formula, book: Journal, *, seconds: float = 1e9, clock: Iterator[int] | None = None) -> Tiles:
     ticks = clock or count()
-    return tune.descend(
+    best, _ = tune.descend(
         START, OPTIONS, formula.card(), book, seconds=seconds, say=lambda _: None, clock=lambda: float(next(ticks))
     )
+    return best
 
 
 def found(tiles: Tiles) -> dict[str, Tile]:
@@ -110,10 +111,10 @@ def test_a_quick_look_that_was_luck_is_looked_at_again_and_refused(book: Journal
         lucky = candidate.o == Matvec(4, 512, 4) and not closely
         return best_ms, 0.1 if lucky else step_ms
 
-    best = tune.descend(
+    best, finished = tune.descend(
         START, OPTIONS, replace(card, compare=compare), book, seconds=1e9, say=lambda _: None, clock=lambda: 0.0
     )
-    assert found(best) == BEST
+    assert (found(best), finished) == (BEST, True)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of resource: shared memory"), BadInputError("rows must divide")])

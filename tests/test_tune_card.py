@@ -84,12 +84,23 @@ def test_what_was_found_is_tried_with_fewer_registers(
     best, asked = default_tiles(shape).having("down", tile), replace(ASKED, kernels=("down",))
     steps = card("down", {tile: 3.0, replace(tile, maxnreg=96): capped_ms, replace(tile, maxnreg=80): 1.0})
     found = tune_card._capped(best, asked, wide, steps, tune.journal(tmp_path / "book", {}), say=lambda _: None)
-    assert found == best.having("down", replace(tile, maxnreg=capped))
+    assert found == (best.having("down", replace(tile, maxnreg=capped)), True)
 
 
 def test_tiles_of_which_the_compiler_says_no_registers_are_not_capped(loaded: Loaded, tmp_path: Path) -> None:
     book, best = tune.journal(tmp_path / "book", {}), START.having("o", ODD)
-    assert tune_card._capped(best, ASKED, loaded, card("o", {}), book, say=lambda _: None) == best
+    assert tune_card._capped(best, ASKED, loaded, card("o", {}), book, say=lambda _: None) == (best, True)
+
+
+def test_that_time_is_up_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither the tiles nor the caps on the registers of the best are looked at in no time at all."""
+    monkeypatch.setattr(tune_card, "load_tiles", lambda *_: START.having("o", GOOD))
+    monkeypatch.setattr(tune_card, "candidates", lambda *_: [START.o])
+    monkeypatch.setattr(tune_card, "card_of", lambda *_, **__: card("o", {}))
+    said: list[str] = []
+    tune_card.tune_all(replace(ASKED, seconds=0), "h200", tmp_path, said.append)
+    assert [line for line in said if "time is up" in line] == ["time is up; the same command goes on from here"]
+    assert not any(line.startswith("[") for line in said)
 
 
 @pytest.mark.parametrize(

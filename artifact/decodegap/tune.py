@@ -128,8 +128,10 @@ def descend(
     seconds: float,
     say: Say = print,
     clock: Callable[[], float] = time.monotonic,
-) -> Tiles:
-    """The best tiles found from `start` on within `seconds`, exceeded at most by a last close look at what is best.
+) -> tuple[Tiles, bool]:
+    """The best tiles found from `start` on within `seconds`, and whether that was time enough to finish.
+
+    The seconds are exceeded at most by a last close look at what is best.
 
     Kernel by kernel, every option is compared with the best so far; the fastest are compared again, closely, and the
     first that is still faster by `GAIN` and computes the right thing is taken. It ends when a whole round takes none.
@@ -147,8 +149,7 @@ def descend(
                 if tile == best.of(kernel):
                     continue
                 if clock() >= deadline:
-                    say(f"time is up in round {turn}; the same command goes on from here")
-                    return _take(trials, card, book, say) or best
+                    return _take(trials, card, book, say) or best, False
                 trial = _try(Trial(best, kernel, tile, closely=False), card, book)
                 trials.append(trial)
                 left = progress.duration(max(0.0, deadline - clock()))
@@ -157,7 +158,7 @@ def descend(
             if found is not None:
                 best, taken = found, True
     say(f"nothing is faster after {turn} rounds")
-    return best
+    return best, True
 
 
 def told(trial: Trial) -> str:

@@ -82,8 +82,10 @@ def _tune_one(model: str, ctx: int, asked: Wish, gpu: str, *, store: Path, say: 
         if book.known:
             say(f"{len(book.known)} comparisons are known from earlier runs")
         card = card_of(loaded, truth, rejected, pdl=pdl)
-        best = tune.descend(start, options, card, book, seconds=(1 - CAPPING) * asked.seconds, say=say)
-        best = _capped(best, asked, loaded, card, book, say=say)
+        best, searched = tune.descend(start, options, card, book, seconds=(1 - CAPPING) * asked.seconds, say=say)
+        best, capped = _capped(best, asked, loaded, card, book, say=say)
+        if not (searched and capped):
+            say("time is up; the same command goes on from here")
         before_ms, after_ms = card.compare(start, best, True)
     if best == start:
         say(f"{before_ms:.4f} ms: nothing is faster than the first tiles, which stay; {os.path.relpath(book.path)}")
@@ -92,8 +94,8 @@ def _tune_one(model: str, ctx: int, asked: Wish, gpu: str, *, store: Path, say: 
     return replace(best, source=f"make tune on {gpu}, {_software()['triton']}: {after_ms:.3f} ms back to back")
 
 
-def _capped(best: Tiles, asked: Wish, loaded: "Loaded", card: Card, book: Journal, *, say: Say) -> Tiles:
-    """`best`, or what is faster with fewer registers a thread."""
+def _capped(best: Tiles, asked: Wish, loaded: "Loaded", card: Card, book: Journal, *, say: Say) -> tuple[Tiles, bool]:
+    """`best`, or what is faster with fewer registers a thread; and whether there was time to try all of it."""
     from decodegap import fused
 
     pdl = fused.can_overlap("cuda")
