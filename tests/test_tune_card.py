@@ -83,13 +83,15 @@ def test_what_was_found_is_tried_with_fewer_registers(
     wide, tile = replace(loaded, shape=shape, capacity=4096), Matvec(4, 1024, 4, ahead=4)
     best, asked = default_tiles(shape).having("down", tile), replace(ASKED, kernels=("down",))
     steps = card("down", {tile: 3.0, replace(tile, maxnreg=96): capped_ms, replace(tile, maxnreg=80): 1.0})
-    found = tune_card._capped(best, asked, wide, steps, tune.journal(tmp_path / "book", {}), say=lambda _: None)
+    found = tune_card._capped(
+        best, asked, wide, steps, tune.journal(tmp_path / "book", {}), pdl=True, say=lambda _: None
+    )
     assert found == (best.having("down", replace(tile, maxnreg=capped)), True)
 
 
 def test_tiles_of_which_the_compiler_says_no_registers_are_not_capped(loaded: Loaded, tmp_path: Path) -> None:
     book, best = tune.journal(tmp_path / "book", {}), START.having("o", ODD)
-    assert tune_card._capped(best, ASKED, loaded, card("o", {}), book, say=lambda _: None) == (best, True)
+    assert tune_card._capped(best, ASKED, loaded, card("o", {}), book, pdl=True, say=lambda _: None) == (best, True)
 
 
 def test_that_time_is_up_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

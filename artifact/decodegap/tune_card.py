@@ -83,7 +83,7 @@ def _tune_one(model: str, ctx: int, asked: Wish, gpu: str, *, store: Path, say: 
             say(f"{len(book.known)} comparisons are known from earlier runs")
         card = card_of(loaded, truth, rejected, pdl=pdl)
         best, searched = tune.descend(start, options, card, book, seconds=(1 - CAPPING) * asked.seconds, say=say)
-        best, capped = _capped(best, asked, loaded, card, book, say=say)
+        best, capped = _capped(best, asked, loaded, card, book, pdl=pdl, say=say)
         if not (searched and capped):
             say("time is up; the same command goes on from here")
         before_ms, after_ms = card.compare(start, best, True)
@@ -94,11 +94,10 @@ def _tune_one(model: str, ctx: int, asked: Wish, gpu: str, *, store: Path, say: 
     return replace(best, source=f"make tune on {gpu}, {_software()['triton']}: {after_ms:.3f} ms back to back")
 
 
-def _capped(best: Tiles, asked: Wish, loaded: "Loaded", card: Card, book: Journal, *, say: Say) -> tuple[Tiles, bool]:
+def _capped(
+    best: Tiles, asked: Wish, loaded: "Loaded", card: Card, book: Journal, *, pdl: bool, say: Say
+) -> tuple[Tiles, bool]:
     """`best`, or what is faster with fewer registers a thread; and whether there was time to try all of it."""
-    from decodegap import fused
-
-    pdl = fused.can_overlap("cuda")
     registers = {each.kernel.name: each.registers for each in _built(loaded, [best], pdl=pdl)}
     options = {name: tighter(best.of(name), registers[name]) for name in asked.kernels if registers[name]}
     card = replace(card, rejected=unfit(loaded, best, options, pdl=pdl))
