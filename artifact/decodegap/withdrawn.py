@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from decodegap import claims, git, plan_ladder, selection
 from decodegap.numbers import NOT_MEASURED, span
@@ -20,19 +20,35 @@ from decodegap.schema import Record
 
 ARM, GROUP = plan_ladder.FUSED[-1], "rungs"  # the fused rung, and the sessions that it is measured in
 TAKEN_BACK, REPLACED = DATA / "withdrawn.json", DATA / "replaced.json"
-# For each file the commit, what it did to the records (git's letter), and why.
+# For each file its commits, what each did to the records (git's letter), and why.
 COMMITS = {
     TAKEN_BACK: (
-        "114b2a0c77c57f6f38bbb8f440db8650d48698c6",
-        "D",
-        "every rung was held against a step with other rotary frequencies, by a check that could not fail",
+        (
+            "114b2a0c77c57f6f38bbb8f440db8650d48698c6",
+            "D",
+            "every rung was held against a step with other rotary frequencies, by a check that could not fail",
+        ),
     ),
     REPLACED: (
-        "31e1ab0b76fbd4755c08272a8fc845e3e245fa6a",
-        "M",
-        "sound, and measured again on one host, with tiles that were searched on its own card",
+        (
+            "31e1ab0b76fbd4755c08272a8fc845e3e245fa6a",
+            "M",
+            "sound, and measured again on one host, with tiles that were searched on its own card",
+        ),
+        (
+            "3ebcbed58ed327472ab7ef0b2f62d6c526913b19",
+            "M",
+            "sound, and measured again on one host, with three sessions of the compiled rung as well",
+        ),
+        (
+            "2e6cf7dc005dc97854ef3e47c3d0cb96dafc78fa",
+            "M",
+            "sound, and measured again with other kernels of the int4 rung, beside the other rungs of its cell",
+        ),
     ),
 }
+# Of what was replaced: those whose fused steps had the tiles of the kept ones, and those with earlier int4 kernels.
+SAME_TILES, EARLIER_INT4 = 1, 2
 
 
 class Session(BaseModel):
@@ -60,17 +76,23 @@ class Withdrawn(BaseModel):
     sessions: tuple[Session, ...]
 
 
-def load(file: Path = TAKEN_BACK) -> Withdrawn:
-    """What this checkout says of them."""
-    return Withdrawn.model_validate_json(file.read_bytes())
+_FILE = TypeAdapter(tuple[Withdrawn, ...])
 
 
-def from_git(root: Path, file: Path = TAKEN_BACK) -> Withdrawn:
+def load(file: Path = TAKEN_BACK) -> tuple[Withdrawn, ...]:
+    """What this checkout says of them, a commit each."""
+    return _FILE.validate_json(file.read_bytes())
+
+
+def from_git(root: Path, file: Path = TAKEN_BACK) -> tuple[Withdrawn, ...]:
     """The same, read from the history of the checkout at `root`.
 
-    Raises `subprocess.CalledProcessError` where git does not hold the commit.
+    Raises `subprocess.CalledProcessError` where git does not hold the commits.
     """
-    commit, done, reason = COMMITS[file]
+    return tuple(_of_commit(root, *each) for each in COMMITS[file])
+
+
+def _of_commit(root: Path, commit: str, done: str, reason: str) -> Withdrawn:
     wanted = ("--name-only", f"--diff-filter={done}", "--format=")
     listed = git.say(root, "show", *wanted, commit, "--", "artifact/results/*/ladder/*.json")
     records = ((path, json.loads(git.say(root, "show", f"{commit}^:{path}"))) for path in listed.split())
@@ -90,38 +112,56 @@ def from_git(root: Path, file: Path = TAKEN_BACK) -> Withdrawn:
     return Withdrawn(commit=commit, reason=reason, sessions=found)
 
 
-def text(found: Withdrawn) -> str:
+def text(found: Sequence[Withdrawn]) -> str:
     """`found` as the file that holds it."""
-    return found.model_dump_json(indent=1) + "\n"
+    return _FILE.dump_json(tuple(found), indent=1).decode() + "\n"
 
 
 def macros(shipped: Sequence[Record], study: Published, at: Places = HERE) -> dict[str, str]:
     """Name -> text: how many were taken away, their fused steps, and how far the kept ones are from them."""
-    gone, mine = load(TAKEN_BACK), [record for record in shipped if record.cell.gpu == GPU]
+    gone, replaced = load(TAKEN_BACK), load(REPLACED)
+    mine = [record for record in shipped if record.cell.gpu == GPU]
     (must,) = (each for each in claims.load(at.claims, study) if each.id == "fused-mistral-2048")
     place = plan_ladder.EXPERIMENT, must.model, must.ctx
-    kept = selection.step_ms(mine, *place, ARM)
     machines = [record.machine for record in selection.sessions(mine, *place, GROUP)]
-    read = [machine.read_gb_s / 1e3 for machine in machines if machine and machine.read_gb_s]
-    old = [each for each in gone.sessions if (each.model, each.ctx) == (must.model, must.ctx)]
+    read = [machine.read_gb_s for machine in machines if machine and machine.read_gb_s]
+    same = replaced[SAME_TILES]
+    mistral = [each for each in same.sessions if (each.model, each.ctx) == place[1:] and ARM in each.steps_ms]
+    bf16_ms, int4_ms = (_mean_ms(replaced[EARLIER_INT4], arm) for arm in (ARM, plan_ladder.INT4))
+    missed = statistics.fmean(each.steps_ms[ARM] for each in mistral) / must.expected - 1
     return {
         **_counted("Withdrawn", gone, mine),
-        **_counted("Replaced", load(REPLACED), mine),
-        "WithdrawnStepMistralTwoK": span((each.steps_ms[ARM] for each in old), 2),
-        "WithdrawnReadMistralTwoK": span((each.read_gb_s / 1e3 for each in old), 2),
-        "KeptReadMistralTwoK": span(read, 2),
-        "WithdrawnMeanMistralTwoK": f"{statistics.fmean(each.steps_ms[ARM] for each in old):.2f}",
+        **_counted("Replaced", replaced, mine),
+        **_apart("Same", [same], mine),
+        "SameStepMistralTwoK": span((each.steps_ms[ARM] for each in mistral), 2),
+        "SameReadMistralTwoK": _tb_s(each.read_gb_s for each in mistral),
+        "SameMissMistralTwoK": f"{missed:.1%}",
+        "EarlierGainInt": f"{bf16_ms / int4_ms:.2f}",
+        "KeptReadMistralTwoK": _tb_s(read),
         "MustMistralTwoK": f"{must.expected:.2f}",
-        "MissMistralTwoK": f"{kept / must.expected - 1:.1%}" if kept else NOT_MEASURED,
     }
 
 
-def _counted(name: str, gone: Withdrawn, shipped: Sequence[Record]) -> dict[str, str]:
-    apart = [kept / statistics.fmean(old) - 1 for old, kept in _pairs(gone.sessions, shipped)]
+def _mean_ms(gone: Withdrawn, arm: str) -> float:
+    return statistics.fmean(each.steps_ms[arm] for each in gone.sessions if arm in each.steps_ms)
+
+
+def _tb_s(read_gb_s: Iterable[float]) -> str:
+    return span((each / 1e3 for each in read_gb_s), 2)
+
+
+def _counted(name: str, gone: Sequence[Withdrawn], shipped: Sequence[Record]) -> dict[str, str]:
     return {
-        f"{name}Sessions": str(len(gone.sessions)),
-        f"{name}Hosts": str(len({each.host_tag for each in gone.sessions})),
-        f"{name}Commit": gone.commit[:7],
+        **_apart(name, gone, shipped),
+        f"{name}Hosts": str(len({each.host_tag for group in gone for each in group.sessions})),
+        f"{name}Commits": ", ".join(group.commit[:7] for group in gone),
+    }
+
+
+def _apart(name: str, gone: Sequence[Withdrawn], shipped: Sequence[Record]) -> dict[str, str]:
+    apart = [kept / statistics.fmean(old) - 1 for group in gone for old, kept in _pairs(group.sessions, shipped)]
+    return {
+        f"{name}Sessions": str(sum(len(group.sessions) for group in gone)),
         f"{name}ApartMin": f"{min(apart):.1%}" if apart else NOT_MEASURED,
         f"{name}ApartMax": f"{max(apart):.1%}" if apart else NOT_MEASURED,
     }
