@@ -98,8 +98,9 @@ def kernel_bytes(shape: Shape, ctx: int) -> dict[str, int]:
 
     sizes = {name: matrix(name) for name in TILED if name != "attention"}
     sizes["embed"] = BF16_BYTES * shape.hidden
-    for name in ("qkv", "gate_up", "lm_head") if shape.bits == 16 else ("embed", "o", "down", "lm_head"):
-        sizes[name] += BF16_BYTES * shape.hidden  # a norm's gain
+    # Whoever reads a norm's gain; in 4 bits `lm_head` finds the last one where the last `down` has brought it.
+    for name in ("qkv", "gate_up", "lm_head") if shape.bits == 16 else ("embed", "o", "down"):
+        sizes[name] += BF16_BYTES * shape.hidden
     if shape.bias:
         sizes["qkv"] += BF16_BYTES * shape.qkv_rows
     sizes["attention"] = 2 * BF16_BYTES * shape.kv_heads * shape.head_dim * ctx
