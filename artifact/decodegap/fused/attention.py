@@ -1,7 +1,7 @@
 """Attention of one token over the cache: its splits, and what adds them up.
 
-At 2048 tokens of Qwen2.5-7B it reads 4.19 MB, whose target on an H200 that reads 4613 GB/s is 0.9 us; alone it takes
-2.7 us (1577 GB/s), and the step loses 3.6 us without it (`make bench-kernels`). It is bound by the round trips that
+At 2048 tokens of Qwen2.5-7B it reads 4.19 MB, whose target on an H200 that reads 4529 GB/s is 0.9 us; alone it takes
+5.5 us (762 GB/s), and the step loses 3.1 us without it (`make bench-kernels`). It is bound by the round trips that
 follow each other, not by bytes.
 """
 

@@ -1,16 +1,15 @@
 """The matrix-vector kernels of a fused decode step, and the one that starts it; each reads its weights once.
 
 The target of a launch is what its bytes take at the read bandwidth of the card. `make bench-kernels` measures each
-alone, which for the small ones is more than the step loses without them. Qwen2.5-7B on one H200 that read 4613 GB/s,
-before faster tiles were found for all of these but `o`:
+alone, which for the small ones is more than the step loses without them. Qwen2.5-7B on one H200 that read 4529 GB/s:
 
 | kernel  |      MB | target us | alone us | GB/s |
 | ------- | ------: | --------: | -------: | ---: |
-| qkv     |   33.05 |       7.2 |      8.9 | 3704 |
-| o       |   25.69 |       5.6 |      7.1 | 3641 |
-| gate_up |  271.59 |      58.9 |     62.4 | 4352 |
-| down    |  135.79 |      29.4 |     34.0 | 3993 |
-| lm_head | 1090.00 |     236.3 |    244.5 | 4457 |
+| qkv     |   33.05 |       7.3 |     10.0 | 3304 |
+| o       |   25.69 |       5.7 |      7.1 | 3622 |
+| gate_up |  271.59 |      60.0 |     60.3 | 4507 |
+| down    |  135.79 |      30.0 |     33.7 | 4031 |
+| lm_head | 1090.00 |     240.7 |    244.7 | 4455 |
 """
 
 import triton
