@@ -11,6 +11,7 @@ from factory import rehashed
 from factory_ladder import rungs
 
 from decodegap import plan_ladder, report, withdrawn
+from decodegap.errors import BadInputError
 from decodegap.paths import HERE
 
 LADDER = [record for record in report.shipped(HERE) if record.cell.experiment == plan_ladder.EXPERIMENT]
@@ -25,6 +26,13 @@ def test_the_file_says_what_git_holds(file: Path) -> None:
     except (subprocess.CalledProcessError, FileNotFoundError):
         pytest.skip("this checkout has no such history")
     assert withdrawn.text(found) == file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[{}]", '[{"commit": "x", "reason": "y", "sessions": [{"ctx": "z"}]}]'])
+def test_a_broken_file_is_one_line_that_names_it(content: str, tmp_path: Path) -> None:
+    (file := tmp_path / "replaced.json").write_text(content, encoding="utf-8")
+    with pytest.raises(BadInputError, match=r"^replaced\.json: not what it came as: [^\n]*; git has it$"):
+        withdrawn.load(file)
 
 
 def test_no_session_that_was_taken_away_is_shipped() -> None:

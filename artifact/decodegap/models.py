@@ -103,13 +103,16 @@ def with_role(role: Role) -> list[Model]:
 
 
 def _read(path: Path) -> Model:
-    data = json.loads(path.read_text(encoding="utf-8"))
-    return Model(
-        slug=path.stem,
-        label=data["label"],
-        hf_id=data["hf_id"],
-        revision=data["revision"],
-        role=data["role"],
-        aliases=tuple(data["aliases"]),
-        config=check_config(data["config"], path.name),
-    )
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Model(
+            slug=path.stem,
+            label=data["label"],
+            hf_id=data["hf_id"],
+            revision=data["revision"],
+            role=data["role"],
+            aliases=tuple(data["aliases"]),
+            config=check_config(data["config"], path.name),
+        )
+    except (ValueError, LookupError, TypeError) as error:
+        raise BadInputError(f"{path.name}: no model: {error}; git has the one that came with it") from None

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from decodegap import claims, git, plan_ladder, selection
+from decodegap.errors import BadInputError
 from decodegap.numbers import NOT_MEASURED, span
 from decodegap.numbers_paper import GPU
 from decodegap.paths import DATA, HERE, Places
@@ -80,8 +81,12 @@ _FILE = TypeAdapter(tuple[Withdrawn, ...])
 
 
 def load(file: Path = TAKEN_BACK) -> tuple[Withdrawn, ...]:
-    """What this checkout says of them, a commit each."""
-    return _FILE.validate_json(file.read_bytes())
+    """What this checkout says of them, a commit each; raises `BadInputError` for a file that is broken."""
+    try:
+        return _FILE.validate_json(file.read_bytes())
+    except ValueError as error:
+        what = " ".join(str(error).split())[:200]
+        raise BadInputError(f"{file.name}: not what it came as: {what}; git has it") from None
 
 
 def from_git(root: Path, file: Path = TAKEN_BACK) -> tuple[Withdrawn, ...]:
