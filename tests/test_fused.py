@@ -180,7 +180,7 @@ def test_grids_cover_every_output_and_wants_no_argument_that_has_no_type():
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("kernel", "bits", "first"), [("qkv", 16, 5), ("attention", 16, 16), ("o", 16, 4), ("o", 4, 14)]
+    ("kernel", "bits", "first"), [("qkv", 16, 5), ("attention", 16, 16), ("o", 16, 4), ("o", 4, 6)]
 )
 def test_kernels_ask_for_weights_before_they_wait_and_do_not_spill(kernel, bits, first, tmp_path, monkeypatch):
     from decodegap.fused import compiled
