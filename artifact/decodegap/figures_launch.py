@@ -60,5 +60,5 @@ def _strips(kept: Iterable[Kept]) -> Sequence[Ratios]:
 
 
 def _study(value: Value) -> str:
-    gpu = gpus.catalogue()[value.gpu].label if value.gpu else ""
+    gpu = gpus.known(value.gpu).label if value.gpu else ""
     return launch.short(gpu, value.model or "", value.ctx if isinstance(value.ctx, int) else 0)

@@ -3,19 +3,20 @@
 import contextlib
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
+from decodegap import datafile
 from decodegap.errors import BadInputError, WrongGpuError
 from decodegap.paths import DATA
 
 PeakSource = Literal["datasheet", "derived", "measured"]
 
+CATALOGUE = "gpus.toml"
 SLUG = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 MEMORY_TOLERANCE = 0.08  # ECC on or off and driver reservations move what NVML reports by a few per cent
 BF16_CAPABILITY = (8, 0)  # bf16 tensor paths exist from sm_80 on
@@ -76,19 +77,17 @@ class _Row(BaseModel):
 @cache
 def catalogue() -> dict[str, Gpu]:
     """The GPUs of `data/gpus.toml` by slug; raise `BadInputError` naming what of it is broken."""
-    path = DATA / "gpus.toml"
-    try:
-        rows = TypeAdapter(dict[str, _Row]).validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        first = error.errors()[0]
-        wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except (ValueError, RecursionError) as error:
-        wrong = str(error)
-    else:
-        return {
-            slug: Gpu(slug, peak_source="datasheet", **row.model_dump(exclude={"source"})) for slug, row in rows.items()
-        }
-    raise BadInputError(f"{path.name}: {wrong}; git has the one that came with it")
+    rows = datafile.load(DATA / CATALOGUE, dict[str, _Row])
+    return {
+        slug: Gpu(slug, peak_source="datasheet", **row.model_dump(exclude={"source"})) for slug, row in rows.items()
+    }
+
+
+def known(slug: str) -> Gpu:
+    """The GPU of the catalogue that data here is about; raise `BadInputError` if it is not there."""
+    if slug not in catalogue():
+        raise BadInputError(f"{CATALOGUE}: {slug!r} is not in it; git has the one that came with it")
+    return catalogue()[slug]
 
 
 def check_slug(slug: str, where: str = "GPU") -> str:

@@ -140,7 +140,7 @@ def checks_passed(claim: Claim, records: Sequence[Record]) -> Found | None:
 
 def falling(claim: Claim, evidence: Evidence) -> Found | None:
     """1 if the fraction falls from GPU to GPU in the order of their peaks, 0 if not; needs all of the study's GPUs."""
-    cards = sorted(_study_gpus(), key=lambda slug: gpus.catalogue()[slug].peak_gb_s or 0.0)
+    cards = sorted(_study_gpus(), key=lambda slug: gpus.known(slug).peak_gb_s or 0.0)
     rows = {
         slug: selection.of_cell(claim, selection.rows(evidence.get(slug, ()), "baseline", claim.arm)) for slug in cards
     }
@@ -171,7 +171,7 @@ def kv_kib(claim: Claim) -> Found:
 
 def floor_ms(claim: Claim) -> Found:
     """The floor as published (ms) of the claim's model and context on its card."""
-    model, card = models.lookup(claim.model or ""), gpus.catalogue()[claim.card or ""]
+    model, card = models.lookup(claim.model or ""), gpus.known(claim.card or "")
     n_bytes = model.weight_bytes(DTYPE) + model.kv_bytes(claim.ctx or 0, DTYPE)
     return Found(floor.floor_ms(n_bytes, card.peak_gb_s or 0.0), f"{n_bytes / 1e9:.3f} GB at {card.peak_gb_s:g} GB/s")
 

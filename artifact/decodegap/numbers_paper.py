@@ -3,10 +3,11 @@
 import math
 import re
 import statistics
-import tomllib
 from collections.abc import Iterable, Sequence
 
-from decodegap import claims, frame, gpus, models, plan_ladder, review, stats, steadiness, tensions, verdicts
+from pydantic import BaseModel, PositiveInt
+
+from decodegap import claims, datafile, frame, gpus, models, plan_ladder, review, stats, steadiness, tensions, verdicts
 from decodegap.launch import ARM_ORDER, GRAPH_LAUNCHED
 from decodegap.numbers import CONTEXT_WORDS, NOT_MEASURED, letters
 from decodegap.paths import HERE, Places
@@ -19,6 +20,15 @@ ARMS = ("eager", "eager-auto", "eager-pinned", "graph", "graph-static", "graph-s
 DISK_GPU = "about 7 GB"  # the authors' estimate: pip resolves what a CUDA build of torch brings, and no lock pins it
 PARTS = ("floor", "extra traffic", "kernel inefficiency", "bubbles", "exposed host")
 CONTEXT = {SHORT: "Short", LONG: "Long"}
+
+
+class _Size(BaseModel):
+    mb: PositiveInt  # 10^6 bytes
+
+
+class _Sizes(BaseModel):
+    analysis: _Size
+    measure: _Size
 
 
 def macros(shipped: Sequence[Record], study: Published, at: Places) -> dict[str, str]:
@@ -43,11 +53,11 @@ def macros(shipped: Sequence[Record], study: Published, at: Places) -> dict[str,
 
 def disk(at: Places = HERE) -> dict[str, str]:
     """What .venv takes: measured from the locked packages, but for a CUDA build of torch, which is estimated."""
-    sizes = tomllib.loads(at.sizes.read_text(encoding="utf-8"))
-    replay_mb = sizes["analysis"]["mb"]
+    sizes = datafile.load(at.sizes, _Sizes)
+    replay_mb = sizes.analysis.mb
     return {
         "DiskReplay": f"{replay_mb / 1e3:.1f} GB",
-        "DiskCpu": f"{(replay_mb + sizes['measure']['mb']) / 1e3:.1f} GB",
+        "DiskCpu": f"{(replay_mb + sizes.measure.mb) / 1e3:.1f} GB",
         "DiskGpu": DISK_GPU,
     }
 
@@ -186,8 +196,8 @@ def _study(study: Published) -> dict[str, str]:
         "StudyFloor": _text(headline["fraction"] * headline["implied_ms"], 2),
         "BytesAll": _text(found["counted-bytes"]["everything_gb"], 2),
         "BytesStreamed": _text(found["counted-bytes"]["streamed_gb"], 2),
-        "StudyPeak": _text((gpus.catalogue()["h100"].peak_gb_s or 0.0) / 1e3, 2),
-        "StudyPeakSlow": _text((gpus.catalogue()["l4"].peak_gb_s or 0.0) / 1e3, 1),
+        "StudyPeak": _text((gpus.known("h100").peak_gb_s or 0.0) / 1e3, 2),
+        "StudyPeakSlow": _text((gpus.known("l4").peak_gb_s or 0.0) / 1e3, 1),
     }
 
 

@@ -12,11 +12,10 @@ shorter than its bytes at the peak.
 """
 
 import statistics
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from decodegap import floor, gpus, ledger, models
+from decodegap import datafile, floor, gpus, ledger, models
 from decodegap.errors import NotMeasuredError
 from decodegap.paths import DATA
 from decodegap.published import DTYPE, Published
@@ -40,13 +39,19 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Given(Span):
+    """A range that is assumed, and from where."""
+
+    source: str
+
+
+@dataclass(frozen=True)
 class Assumed:
-    """`data/predict.toml`: which GPU is fitted, the ranges that hold for every host and every GPU, their sources."""
+    """`data/predict.toml`: which GPU is fitted, and the ranges that hold for every host and every GPU."""
 
     fit_gpu: str
-    dispatch_us: Span
-    small_kernel_scale: Span
-    sources: dict[str, str]
+    dispatch_us: Given
+    small_kernel_scale: Given
 
 
 @dataclass(frozen=True)
@@ -109,13 +114,8 @@ class Prediction:
 
 
 def assumed() -> Assumed:
-    """The model's fixed assumptions, from `data/predict.toml`."""
-    table = tomllib.loads((DATA / "predict.toml").read_text(encoding="utf-8"))
-    spans = {
-        name: Span(table[name]["low"], table[name]["mid"], table[name]["high"])
-        for name in ("dispatch_us", "small_kernel_scale")
-    }
-    return Assumed(fit_gpu=table["fit_gpu"], **spans, sources={name: table[name]["source"] for name in spans})
+    """The model's fixed assumptions, from `data/predict.toml`; raises `BadInputError` for a file that is broken."""
+    return datafile.load(DATA / "predict.toml", Assumed)
 
 
 def fit(records: Iterable[Record]) -> Model:
@@ -169,11 +169,11 @@ def device_ms(
 def step(fitted: Model, gpu: str, model: str, ctx: int) -> Step:
     """The predicted step of `model` at `ctx` tokens on `gpu` (slugs); bf16, batch 1.
 
-    Raises `BadInputError` for a model that is not known and `KeyError` for a GPU without a datasheet peak.
+    Raises `BadInputError` for a model that is not known or a GPU that is not in the catalogue.
     """
     given = assumed()
     known = models.lookup(model)
-    peak = float(gpus.catalogue()[gpu].peak_gb_s or 0.0)
+    peak = float(gpus.known(gpu).peak_gb_s or 0.0)
     layers = int(known.config["num_hidden_layers"])
     n = fitted.launches.get(known.slug, fitted.launches_per_layer * layers)
     counts = ledger.ledger(known.config, ctx, "eager", floor.ELEMENT_BYTES[DTYPE])
@@ -253,7 +253,7 @@ def dispatch_slope(points: Sequence[tuple[float, float, float]]) -> tuple[float,
 
 
 def _fraction(eager: Span, gpu: str, model: str, ctx: int) -> Span:
-    known, peak = models.lookup(model), float(gpus.catalogue()[gpu].peak_gb_s or 0.0)
+    known, peak = models.lookup(model), float(gpus.known(gpu).peak_gb_s or 0.0)
     floor_ms = floor.floor_ms(known.weight_bytes(DTYPE) + known.kv_bytes(ctx, DTYPE), peak)
     return Span(floor_ms / eager.high, floor_ms / eager.mid, floor_ms / eager.low)
 

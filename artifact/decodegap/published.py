@@ -125,7 +125,7 @@ class Published(_Strict):
         fraction = self.fraction(gpu, model, ctx)
         if fraction is None:
             return None
-        found, peak_gb_s = models.lookup(model), gpus.catalogue()[gpu].peak_gb_s
+        found, peak_gb_s = models.lookup(model), gpus.known(gpu).peak_gb_s
         n_bytes = found.weight_bytes(DTYPE) + found.kv_bytes(ctx, DTYPE)
         return floor.floor_ms(n_bytes, peak_gb_s) / fraction if peak_gb_s else None
 

@@ -195,7 +195,7 @@ def _published(published: Published) -> list[Line]:
     found = []
     for value in quoted:
         gpu, model, ctx = value.gpu or "", value.model or "", value.ctx if isinstance(value.ctx, int) else 0
-        known, card, path = models.lookup(model), gpus.catalogue()[gpu], PATHS[value.arm or ""]
+        known, card, path = models.lookup(model), gpus.known(gpu), PATHS[value.arm or ""]
         table = known.weight_bytes(DTYPE) - known.streamed_bytes(DTYPE)
         held = floor.quantised_bytes(known.config, floor.ELEMENT_BYTES[DTYPE], path.bits) + table
         slow = base.get((value.gpu, value.model, value.ctx))

@@ -218,7 +218,7 @@ def _quoted_row(value: Value, published: Published) -> tuple[str, ...]:
     saved = published.find("graph_saving_ms", **at)  # type: ignore[arg-type]
     known = [number(v.value, 4) + QUOTED if v else DASH for v in (*steps, saved)]
     interval = f"{value.ci95[0]:g}–{value.ci95[1]:g}{QUOTED}" if value.ci95 else DASH
-    label = gpus.catalogue()[value.gpu].label if value.gpu else DASH
+    label = gpus.known(value.gpu).label if value.gpu else DASH
     return (
         label, model_label(value.model or ""), str(value.ctx), f"{value.sessions}{QUOTED}" if value.sessions else DASH,
         *known, number(value.value, 4) + QUOTED, DASH, interval, DASH, DASH, "published",

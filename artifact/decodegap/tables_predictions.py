@@ -51,7 +51,7 @@ def predictions(frame: "pd.DataFrame", published: Published, fitted: predict.Mod
 def _row(row: Prediction) -> tuple[str, ...]:
     mark = MARKS["predicted"]
     return (
-        gpus.catalogue()[row.gpu].label,
+        gpus.known(row.gpu).label,
         model_label(row.model),
         str(row.ctx),
         QUANTITY[row.quantity],
@@ -80,8 +80,8 @@ def _parameters(fitted: predict.Model) -> list[str]:
         f"{launches}."
     )
     of_hosts = (
-        f"Assumed for every GPU: dispatch of a launch {_span(given.dispatch_us)} µs ({given.sources['dispatch_us']}); "
-        f"a small kernel {_span(given.small_kernel_scale)} times the H200's ({given.sources['small_kernel_scale']})."
+        f"Assumed for every GPU: dispatch of a launch {_span(given.dispatch_us)} µs ({given.dispatch_us.source}); "
+        f"a small kernel {_span(given.small_kernel_scale)} times the H200's ({given.small_kernel_scale.source})."
     )
     return [of_fit, of_hosts]
 
@@ -153,7 +153,7 @@ def _of_contexts(fitted: predict.Model, published: Published, rows: Sequence[Pre
         eager = steps[1].eager_ms.mid - steps[0].eager_ms.mid
         device = steps[1].device_ms.mid - steps[0].device_ms.mid
         notes.append(
-            f"{gpus.catalogue()[gpu].label} {model_label(model)} {ends[1] - ends[0]:+.2f}§, predicted {eager:+.2f}‡ "
+            f"{gpus.known(gpu).label} {model_label(model)} {ends[1] - ends[0]:+.2f}§, predicted {eager:+.2f}‡ "
             f"(its device time {device:+.2f}‡)"
         )
     if not notes:
@@ -183,7 +183,7 @@ def _copies(frame: "pd.DataFrame") -> list[str]:
     if not notes:
         return []
     text = (
-        f"For comparison, on the {gpus.catalogue()[predict.assumed().fit_gpu].label}, measured: a step that copies K "
+        f"For comparison, on the {gpus.known(predict.assumed().fit_gpu).label}, measured: a step that copies K "
         f"and V for every query head (graph-stock) against one that does not (graph-static): {'; '.join(notes)}. "
         "Whether the study's step made such copies is not known here."
     )
@@ -191,7 +191,7 @@ def _copies(frame: "pd.DataFrame") -> list[str]:
 
 
 def _cell(row: Prediction) -> str:
-    return f"{gpus.catalogue()[row.gpu].label} {model_label(row.model)} {row.ctx}"
+    return f"{gpus.known(row.gpu).label} {model_label(row.model)} {row.ctx}"
 
 
 def _span(span: Span) -> str:

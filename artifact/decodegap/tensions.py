@@ -93,7 +93,7 @@ def _quantised(published: Published) -> Finding:
     slow = _number(published, "step_ms", "l4", arm="bf16")
     fast = _number(published, "step_ms", "l4", arm="gptq-exllamav2")
     path, model = quant_catalogue.PATHS["gptq-exllamav2"], models.lookup(QWEN)
-    peak = gpus.catalogue()["l4"].peak_gb_s or 0.0
+    peak = gpus.known("l4").peak_gb_s or 0.0
     read = floor.quantised_bytes(model.config, floor.ELEMENT_BYTES[DTYPE], path.bits) + model.kv_bytes(CTX, DTYPE)
     table = model.weight_bytes(DTYPE) - model.streamed_bytes(DTYPE)
     streamed, everything = floor.floor_ms(read, peak), floor.floor_ms(read + table, peak)
@@ -112,7 +112,7 @@ def _quantised(published: Published) -> Finding:
 def _out_of_memory(published: Published) -> Finding:
     if not published.excluded("l4", QWEN, 8192):
         raise BadInputError("published.json does not list the L4 cell at ctx 8192 as excluded; restore it with git")
-    model, card = models.lookup(QWEN), gpus.catalogue()["l4"]
+    model, card = models.lookup(QWEN), gpus.known("l4")
     needed = (model.weight_bytes(DTYPE) + model.kv_bytes(8192, DTYPE)) / 2**30
     memory = (card.memory_mib or 0) / 1024
     return Finding(
@@ -133,4 +133,4 @@ def _number(published: Published, quantity: Quantity, gpu: str, arm: str | None 
 def _floor_ms(gpu: str) -> float:
     model = models.lookup(QWEN)
     n_bytes = model.weight_bytes(DTYPE) + model.kv_bytes(CTX, DTYPE)
-    return floor.floor_ms(n_bytes, gpus.catalogue()[gpu].peak_gb_s or 0.0)
+    return floor.floor_ms(n_bytes, gpus.known(gpu).peak_gb_s or 0.0)
