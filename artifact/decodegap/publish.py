@@ -1,6 +1,5 @@
 """How local records become shipped ones: the deliberate step from this machine's cache to the paper's data."""
 
-import shutil
 from pathlib import Path
 
 from decodegap import records
@@ -25,17 +24,16 @@ def publish(gpu: str, local: Path, results: Path) -> list[Path]:
         raise BadInputError(f"GPU={gpu}: no local records to publish; run `make measure GPU={gpu}` first")
     if stand_in := [record for record in fresh if record.stand_in]:
         raise BadInputError(f"{stand_in[0].cell.model} is a stand-in model; remove its local records to publish")
+    copied = [_copy(record, store, results) for record in fresh]
     for cell in {record.cell for record in fresh}:
         first = records.path_of(results, cell, 1)
-        for old in first.parent.glob(first.name.removesuffix("1.json") + "*.json"):
+        for old in {*first.parent.glob(first.name.removesuffix("1.json") + "*.json")} - {*copied}:
             old.unlink()
-    copied = [_copy(record, store, results) for record in fresh]
     records.write_atomically(results / gpu / MANIFEST, records.manifest_text(results, gpu).encode())
     return copied
 
 
 def _copy(record: Record, store: Path, results: Path) -> Path:
     target = records.path_of(results, record.cell, record.session)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(records.path_of(store, record.cell, record.session), target)
+    records.write_atomically(target, records.path_of(store, record.cell, record.session).read_bytes())
     return target

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from factory import grid, record, write
+from factory import grid, record, rehashed, write
 from faults.ledger import Ledger
 from faults.test_sessions import QUICK, quiet, resumed, tasks, wrong
 
-from decodegap import bundle, frame, locks, plan, published, records, render, runner, tables
+from decodegap import bundle, frame, locks, plan, publish, published, records, render, runner, tables
 from decodegap.errors import BadInputError, BadRecordError, StoreError, UnsupportedError
 from decodegap.paths import HERE, imported
 
@@ -91,6 +91,21 @@ def test_an_import_that_does_not_fit_leaves_what_was_there_and_nothing_else(tmp_
         assert list(imported(disk / "ours").rglob("*.json")) == [mine]
         (disk / "filler").unlink()
         assert len(bundle.bring(packed, disk / "ours")) == len(theirs)
+
+
+def test_records_that_do_not_fit_where_they_ship_leave_what_is_shipped(tmp_path: Path) -> None:
+    old = grid("l4", sessions=2)
+    write([rehashed(each, seconds_total=9.0) for each in old], tmp_path / "store")
+    with small_disk(tmp_path / "disk", 2) as disk:
+        results = disk / "results"
+        before = {path: path.read_bytes() for path in write(old, results)}
+        fill(disk)
+        with pytest.raises(StoreError, match=r"cannot write [^\n]*\.json: No space left on device"):
+            publish.publish("l4", tmp_path / "store", results)
+        assert {path: path.read_bytes() for path in before} == before
+        records.load_shipped(results, "l4")
+        (disk / "filler").unlink()
+        assert len(publish.publish("l4", tmp_path / "store", results)) == len(old)
 
 
 def test_a_disk_that_is_nearly_full_is_refused_before_anything_runs(tmp_path: Path, faults: Ledger) -> None:
