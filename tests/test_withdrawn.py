@@ -3,6 +3,7 @@
 import re
 import statistics
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from decodegap.errors import BadInputError
 from decodegap.paths import HERE
 
 LADDER = [record for record in report.shipped(HERE) if record.cell.experiment == plan_ladder.EXPERIMENT]
+Groups = tuple[withdrawn.Withdrawn, ...]
 MISTRAL = "mistral-7b-v0.3"
 KEPT = {1: 4300.0, 2: 4100.0, 3: 4200.0}  # session -> what a card read in it (GB/s)
 
@@ -28,11 +30,41 @@ def test_the_file_says_what_git_holds(file: Path) -> None:
     assert withdrawn.text(found) == file.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[{}]", '[{"commit": "x", "reason": "y", "sessions": [{"ctx": "z"}]}]'])
+BROKEN = ["", "{}", "[{}]", '[{"commit": "x", "reason": "y", "sessions": [{"ctx": "z"}]}]']
+WHOLE = withdrawn.REPLACED.read_text(encoding="utf-8")
+NO_STEP = [re.sub(r'"fused": [\d.]+', f'"fused": {value}', WHOLE, count=1) for value in ("0", "NaN")]
+
+
+@pytest.mark.parametrize("content", [*BROKEN, *NO_STEP])
 def test_a_broken_file_is_one_line_that_names_it(content: str, tmp_path: Path) -> None:
     (file := tmp_path / "replaced.json").write_text(content, encoding="utf-8")
     with pytest.raises(BadInputError, match=r"^replaced\.json: not what it came as: [^\n]*; git has it$"):
         withdrawn.load(file)
+
+
+@pytest.mark.parametrize(
+    ("file", "kept", "told"),
+    [
+        (withdrawn.TAKEN_BACK, lambda found: (), "its commits are others"),
+        (withdrawn.REPLACED, lambda found: found[1:], "its commits are others"),
+        (withdrawn.REPLACED, lambda found: without(found, "mistral"), "3ebcbed has no fused of mistral-7b-v0.3 2048"),
+        (withdrawn.REPLACED, lambda found: without(found, "_int4_"), "2e6cf7d has no fused-int4 of qwen2.5-7b 2048"),
+    ],
+)
+def test_a_file_that_lacks_what_the_paper_says_is_one_line_that_names_it(
+    file: Path, kept: Callable[[Groups], Groups], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (other := tmp_path / file.name).write_text(withdrawn.text(kept(withdrawn.load(file))), encoding="utf-8")
+    monkeypatch.setitem(withdrawn.COMMITS, other, withdrawn.COMMITS[file])
+    monkeypatch.setattr(withdrawn, "TAKEN_BACK" if file == withdrawn.TAKEN_BACK else "REPLACED", other)
+    with pytest.raises(BadInputError, match=rf"^{file.name}: not what it came as: {told}; git has it$"):
+        withdrawn.macros(LADDER, STUDY)
+
+
+def without(groups: Groups, kind: str) -> Groups:
+    """`groups` less the sessions whose path has `kind` in it."""
+    kept = (tuple(each for each in group.sessions if kind not in each.path) for group in groups)
+    return tuple(group.model_copy(update={"sessions": some}) for group, some in zip(groups, kept, strict=True))
 
 
 def test_no_session_that_was_taken_away_is_shipped() -> None:
@@ -90,6 +122,7 @@ def test_its_numbers_are_of_its_sessions_and_of_the_kept_ones() -> None:
     earlier = withdrawn.load(withdrawn.REPLACED)[withdrawn.EARLIER_INT4].sessions
     fused, int4 = ([s.steps_ms[arm] for s in earlier if arm in s.steps_ms] for arm in ("fused", "fused-int4"))
     assert (len(fused), len(int4)) == (3, 3)
+    assert [some["EarlierStepFused"], some["EarlierStepInt"]] == [f"{sum(steps) / 3:.2f}" for steps in (fused, int4)]
     assert none["EarlierGainInt"] == some["EarlierGainInt"] == f"{sum(fused) / sum(int4):.2f}"
     assert none["WithdrawnApartMax"] == none["SameApartMin"] == none["KeptReadMistralTwoK"] == "n/m"
     assert some["SameReadMistralTwoK"] < some["KeptReadMistralTwoK"]

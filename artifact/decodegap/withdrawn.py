@@ -9,12 +9,12 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, TypeAdapter
 
 from decodegap import claims, git, plan_ladder, selection
 from decodegap.errors import BadInputError
 from decodegap.numbers import NOT_MEASURED, span
-from decodegap.numbers_paper import GPU
+from decodegap.numbers_paper import GPU, MODEL, SHORT
 from decodegap.paths import DATA, HERE, Places
 from decodegap.published import Published
 from decodegap.schema import Record
@@ -55,7 +55,7 @@ SAME_TILES, EARLIER_INT4 = 1, 2
 class Session(BaseModel):
     """One session that ships no more: where git has its record, the card's read rate, and the rungs' steps (ms)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     path: str
     content_hash: str
@@ -63,8 +63,8 @@ class Session(BaseModel):
     host_tag: str
     model: str
     ctx: int
-    read_gb_s: float
-    steps_ms: dict[str, float]
+    read_gb_s: PositiveFloat
+    steps_ms: dict[str, PositiveFloat] = Field(min_length=1)
 
 
 class Withdrawn(BaseModel):
@@ -74,7 +74,7 @@ class Withdrawn(BaseModel):
 
     commit: str
     reason: str
-    sessions: tuple[Session, ...]
+    sessions: tuple[Session, ...] = Field(min_length=1)
 
 
 _FILE = TypeAdapter(tuple[Withdrawn, ...])
@@ -83,10 +83,13 @@ _FILE = TypeAdapter(tuple[Withdrawn, ...])
 def load(file: Path = TAKEN_BACK) -> tuple[Withdrawn, ...]:
     """What this checkout says of them, a commit each; raises `BadInputError` for a file that is broken."""
     try:
-        return _FILE.validate_json(file.read_bytes())
+        found = _FILE.validate_json(file.read_bytes())
     except ValueError as error:
         what = " ".join(str(error).split())[:200]
         raise BadInputError(f"{file.name}: not what it came as: {what}; git has it") from None
+    if file in COMMITS and [each.commit for each in found] != [commit for commit, _, _ in COMMITS[file]]:
+        raise BadInputError(f"{file.name}: not what it came as: its commits are others; git has it")
+    return found
 
 
 def from_git(root: Path, file: Path = TAKEN_BACK) -> tuple[Withdrawn, ...]:
@@ -131,24 +134,35 @@ def macros(shipped: Sequence[Record], study: Published, at: Places = HERE) -> di
     machines = [record.machine for record in selection.sessions(mine, *place, GROUP)]
     read = [machine.read_gb_s for machine in machines if machine and machine.read_gb_s]
     same = replaced[SAME_TILES]
-    mistral = [each for each in same.sessions if (each.model, each.ctx) == place[1:] and ARM in each.steps_ms]
-    bf16_ms, int4_ms = (_mean_ms(replaced[EARLIER_INT4], arm) for arm in (ARM, plan_ladder.INT4))
-    missed = statistics.fmean(each.steps_ms[ARM] for each in mistral) / must.expected - 1
+    mistral = _of_cell(same, ARM, must.model, must.ctx)
+    earlier = {arm: _of_cell(replaced[EARLIER_INT4], arm, MODEL, SHORT) for arm in (ARM, plan_ladder.INT4)}
+    bf16_ms, int4_ms = (_mean_ms(found, arm) for arm, found in earlier.items())
     return {
         **_counted("Withdrawn", gone, mine),
         **_counted("Replaced", replaced, mine),
         **_apart("Same", [same], mine),
         "SameStepMistralTwoK": span((each.steps_ms[ARM] for each in mistral), 2),
         "SameReadMistralTwoK": _tb_s(each.read_gb_s for each in mistral),
-        "SameMissMistralTwoK": f"{missed:.1%}",
+        "SameMissMistralTwoK": f"{_mean_ms(mistral, ARM) / must.expected - 1:.1%}",
+        "EarlierStepFused": f"{bf16_ms:.2f}",
+        "EarlierStepInt": f"{int4_ms:.2f}",
         "EarlierGainInt": f"{bf16_ms / int4_ms:.2f}",
         "KeptReadMistralTwoK": _tb_s(read),
         "MustMistralTwoK": f"{must.expected:.2f}",
     }
 
 
-def _mean_ms(gone: Withdrawn, arm: str) -> float:
-    return statistics.fmean(each.steps_ms[arm] for each in gone.sessions if arm in each.steps_ms)
+def _of_cell(gone: Withdrawn, arm: str, model: str | None, ctx: int | None) -> tuple[Session, ...]:
+    """The sessions that timed an arm in a cell; raises `BadInputError` for none."""
+    found = tuple(each for each in gone.sessions if (each.model, each.ctx) == (model, ctx) and arm in each.steps_ms)
+    if not found:
+        lacking = f"{gone.commit[:7]} has no {arm} of {model} {ctx}"
+        raise BadInputError(f"{REPLACED.name}: not what it came as: {lacking}; git has it")
+    return found
+
+
+def _mean_ms(found: Iterable[Session], arm: str) -> float:
+    return statistics.fmean(each.steps_ms[arm] for each in found)
 
 
 def _tb_s(read_gb_s: Iterable[float]) -> str:
