@@ -1,5 +1,6 @@
 """`python -m decodegap VERB`."""
 
+import signal
 import sys
 
 said = "stopped before anything was begun"
@@ -11,4 +12,7 @@ try:
 except KeyboardInterrupt:
     print(f"decode-gap: {said}", file=sys.stderr)
     code = 130
+if code == 130:  # make passes on a signal that its whole group was sent, so another may come while Python ends
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
 sys.exit(code)

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from decodegap.schema import Cell
 from decodegap.settings import Context, context, here, require_card, tasks
 from decodegap.typeset import TypesetError
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 WILL, WILL_NOT = "will be measured", "will not be measured"
 
 
@@ -254,17 +256,21 @@ def main(argv: list[str] | None = None) -> int:
             mode(ctx, must_measure=args.must_measure, on_a_card=args.on_a_card, settings_of=args.settings_of)
         else:
             VERBS[args.verb](ctx)
+        sys.stdout.flush()
     except DecodeGapError as error:
         print(f"decode-gap: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # the reader of our output has seen enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in NO_SPACE:
             raise
-        way_out = "restore it with git, or mend its rights"
-        print(f"decode-gap: {error.filename}: {error.strerror}; {way_out}", file=sys.stderr)
+        where, way_out = f"{error.filename}: ", "restore it with git, or mend its rights"
+        if error.errno in NO_SPACE:
+            where, way_out = where if error.filename else "what is said goes to a file: ", "free some space"
+            _drop_output()
+        print(f"decode-gap: {where}{error.strerror}; {way_out}", file=sys.stderr)
         return DecodeGapError.exit_code
     except KeyboardInterrupt:
         kept = "what was measured is kept, and the same command goes on from here"
@@ -272,3 +278,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"decode-gap: stopped; {said}", file=sys.stderr)
         return 130
     return 0
+
+
+def _drop_output() -> None:
+    """Let what is still to be written to standard output, at the end too, go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
