@@ -1,10 +1,11 @@
 """The fused step against transformers on tiny models: logits, cache, choice, and nothing left unwritten."""
 
 import copy
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
+from torch.nn import functional
 from transformers import DynamicCache
 
 from decodegap import arms, attest, decode, fused, models, quantise, reference
@@ -64,7 +65,7 @@ def first_logits(setup, tiles=TILES, **options):
 @pytest.mark.parametrize("slug", MODELS)
 @pytest.mark.parametrize("ctx", [1, 2, 37])
 def test_logits_are_as_near_the_truth_as_eager_s_at_the_last_position_of_the_cache(slug, ctx):
-    setup = prepared(config_of(slug, num_hidden_layers=2), ctx)
+    setup = prepared(config_of(slug, num_hidden_layers=2, rms_norm_eps=0.1), ctx)  # an eps that is seen
     exact, eager, _ = truth_and_eager(setup)
     logits, loaded, _ = first_logits(setup)
     found = reference.check("fused", logits, eager, exact)
@@ -210,7 +211,7 @@ def test_weights_move_and_a_net_that_cannot_be_read_is_refused():
 def wide(**changes):
     """A model whose projections can be held in 4 bits: widths of whole groups."""
     sizes = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}
-    return config_of("tiny-qwen2", **sizes, **changes)
+    return config_of("tiny-qwen2", **(sizes | changes))
 
 
 @pytest.mark.parametrize(("block", "inter"), [(1024, 1536), (256, 2304)])  # a last tile that is not full; nine tiles
@@ -229,6 +230,51 @@ def test_projections_in_4_bits_compute_what_their_codes_stand_for(block, inter):
     lost = reference.check("fused-int4", made.logits(), eager, unrounded).error
     assert error < 1.5 * eager_error, (error, eager_error)
     assert lost > 10 * error  # it is really four bits
+
+
+def floats(buffers):
+    """What of a step's buffers is made of numbers, and so poisoned."""
+    found = {each.name: getattr(buffers, each.name) for each in fields(buffers)}
+    return {name: each for name, each in found.items() if each.is_floating_point()}
+
+
+def test_in_4_bits_a_norm_is_prepared_where_its_numbers_are_written():
+    """In two layers, at a width that is no power of two, in programs of several blocks of 16 rows, with a large eps."""
+    width, eps, ctx = 384, 0.1, 5
+    sizes = {"hidden_size": width, "num_attention_heads": 6, "intermediate_size": 512, "num_hidden_layers": 2}
+    setup = prepared(wide(**sizes, rms_norm_eps=eps), ctx)
+    model = layout.as_rounded(setup.net).model.float()
+    norms = [norm for layer in model.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+    gains = torch.stack([norm.weight for norm in (*norms, model.norm)])
+    loaded = layout.load(setup, capacity=ctx, bits=4)
+    tall = Matvec(rows=128, block=256, warps=2, ahead=2)
+    tiles = Tiles(tall, replace(TILES.attention, splits=1), tall, tall, tall, WIDE)
+
+    start = step.capture(loaded, tiles, pdl=False, only=frozenset({"embed"}))
+    start.poison()
+    assert all(torch.isnan(each).all() for each in floats(loaded.buffers).values())
+    start.run()
+    for name in ("hidden", "scaled", "squares"):
+        written = torch.isfinite(floats(loaded.buffers)[name])
+        assert written[0].all(), name
+        assert not written[1:].any(), name
+
+    made = step.capture(loaded, tiles, pdl=False)
+    made.poison()
+    made.run()
+    assert all(torch.isfinite(each).all() for each in floats(loaded.buffers).values())
+    hidden = loaded.buffers.hidden.float()
+    scaled = loaded.buffers.scaled.float()
+    torch.testing.assert_close(scaled, hidden * gains, rtol=2**-7, atol=0)  # the interpreter rounds towards zero
+    torch.testing.assert_close(loaded.buffers.squares, hidden.square().view(5, width // 16, 16).sum(dim=2))
+    for index, layer in enumerate(model.layers):
+        first, second = (
+            functional.rms_norm(hidden[2 * index + at], (width,), gains[2 * index + at], eps) for at in (0, 1)
+        )
+        value = layer.self_attn.v_proj(first)
+        assert reference.relative_error(loaded.cache[index, 1, :, -1].flatten(), value) < 0.01
+        gated = functional.silu(layer.mlp.gate_proj(second)) * layer.mlp.up_proj(second)
+        assert reference.relative_error(loaded.buffers.gated[index], gated) < 0.01
 
 
 def test_codes_lie_where_the_thread_that_multiplies_them_reads():
