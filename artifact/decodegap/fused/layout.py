@@ -51,7 +51,7 @@ class Buffers:
 
     hidden: torch.Tensor  # [2 layers + 1, hidden] bf16, the residual stream after each addition
     scaled: torch.Tensor  # in 4 bits the same, times the gain of the norm that comes next
-    squares: torch.Tensor  # in 4 bits [2 layers + 1, hidden / 16] fp32, the sums of its squares over 16 numbers each
+    squares: torch.Tensor  # in 4 bits [2 layers + 1, hidden / 16] fp32, of `hidden` the sums of 16 squares each
     query: torch.Tensor  # [layers, heads x head_dim] bf16
     mixed: torch.Tensor  # [layers, heads x head_dim] bf16, the attention's output
     gated: torch.Tensor  # [layers, inter] bf16

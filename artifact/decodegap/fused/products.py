@@ -4,7 +4,7 @@ Weights and vectors are read as 32-bit words: a word stays one register until it
 the wait needs what a load brings (unpacked early, it would hold up the wait and take more registers).
 
 A program reads its rows in tiles of `BLOCK` columns. `AHEAD` of them are on their way at any time; the first ones are
-asked for before the wait, the part of the vector that they meet after it. What follows is for bf16; 4 bits are in
+asked for before the wait, the part of the vector that they meet after it. Products with weights in 4 bits are in
 codes.py.
 """
 
@@ -70,7 +70,7 @@ def _part(at: tl.constexpr, vector: tl.tensor, K: tl.constexpr, BLOCK: tl.conste
 def first_parts(
     vector: tl.tensor, K: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, BITS: tl.constexpr
 ) -> tl.tuple:
-    """The parts of a vector that meet the first `AHEAD` tiles; nothing in 4 bits, where none is read ahead."""
+    """The parts of a vector that meet the first `AHEAD` tiles; none in 4 bits, where gains are applied before."""
     parts = ()
     if BITS == 16:
         for at in tl.static_range(min(AHEAD, (K + BLOCK - 1) // BLOCK)):
@@ -218,7 +218,7 @@ def normed_product(
 ) -> tl.tensor:
     """`ROWS` rows of `K` columns times the RMS norm of `x` with `gain`, `[ROWS]` in fp32; `gains` are the first parts.
 
-    In 4 bits, where every instruction counts, `x` comes times its gain, and the sum of its squares in many.
+    In 4 bits, where every instruction counts, `x` comes times its gain, and `squares` are sums of what it was before.
     """
     if BITS == 16:
         y = _product(tiles, gains, weights, x, gain, row, eps, True, ROWS, K, BLOCK, AHEAD)
