@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from decodegap import models, tune, tune_card
-from decodegap.errors import BadInputError, BadRecordError, DecodeGapError, NotMeasuredError
+from decodegap.errors import BadInputError, BadRecordError, DecodeGapError, NotMeasuredError, UnsupportedError
 from decodegap.fused.search import candidates
 from decodegap.fused.shape import TILED, shape_of
 from decodegap.fused.tiles import FOLDER, Matvec, Tile, Tiles, check_tiles, default_tiles, from_dict, load_tiles
@@ -261,10 +261,11 @@ def test_what_is_found_replaces_its_entry_and_nothing_else(tmp_path: Path) -> No
         ({"KERNELS": ","}, "KERNELS: ',' names nothing"),
         ({"WRITE": "yes"}, "WRITE: 'yes'"),
         ({"BITS": "8"}, "BITS: '8'"),
+        ({"BITS": "4", "MODEL": "tiny-llama", "CTX": "64"}, "no kernel for widths in 4 bits"),
     ],
 )
 def test_a_wish_that_makes_no_sense_is_one_line(env: dict[str, str], named: str) -> None:
-    with pytest.raises(BadInputError) as caught:
+    with pytest.raises((BadInputError, UnsupportedError)) as caught:
         tune_card.wish(env)
     assert named in str(caught.value)
 
@@ -277,6 +278,9 @@ def test_a_wish_is_for_the_ladders_cells_unless_it_says_more() -> None:
         ("llama-3.1-8b", 16384),
         ("mistral-7b-v0.3", 2048),
     ]
-    asked = tune_card.wish({"MODEL": "qwen2.5-7b", "CTX": "4096", "SECONDS": "30", "KERNELS": "o, down", "WRITE": "1"})
+    asked = tune_card.wish(
+        {"MODEL": "qwen2.5-7b", "CTX": "4096", "SECONDS": "30", "KERNELS": "o, down,o", "WRITE": "1"}
+    )
     assert asked == tune_card.Wish((("qwen2.5-7b", 4096),), 30, ("o", "down"), write=True)
     assert tune_card.wish({"BITS": "4"}).bits == 4
+    assert not tune_card.wish({"WRITE": "0"}).write

@@ -28,10 +28,13 @@ QUICK_STEPS, CLOSE_STEPS = 8, 40
 
 
 def wish(env: Mapping[str, str]) -> Wish:
-    """The wish in `env` with its kernels, all of them if it names none; raises `BadInputError`."""
+    """The wish in `env` with its kernels, all of them if it names none.
+
+    Raises `BadInputError`, and `UnsupportedError` for a model that the fused step has no kernels for.
+    """
     asked = wishes.wish(env)
     for slug, _ in asked.cells:
-        shape_of(models.lookup(slug).config)
+        shape_of(models.lookup(slug).config, asked.bits)
     for name in asked.kernels:
         if name not in ORDER:
             raise BadInputError(f"KERNELS: {name[:60]!r} is none of {', '.join(ORDER)}")
