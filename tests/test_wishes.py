@@ -1,8 +1,8 @@
-"""Which one cell `make bench-kernels` is asked for; what `make tune` is asked for stands with the tuner's tests."""
+"""Which cell `make bench-kernels` is asked for; most of what `make tune` is asked for stands with the tuner's tests."""
 
 import pytest
 
-from decodegap import wishes
+from decodegap import models, wishes
 from decodegap.errors import BadInputError
 
 
@@ -24,3 +24,10 @@ def test_bad_settings_are_one_line(env: dict[str, str], named: str) -> None:
 
 def test_the_first_cell_of_the_ladder_is_the_usual_one() -> None:
     assert wishes.cell({}) == ("qwen2.5-7b", 2048)
+
+
+def test_a_context_that_ends_at_the_model_s_last_position_is_none_too_long() -> None:
+    longest = models.lookup("mistral-7b").config["max_position_embeddings"]
+    assert wishes.cell({"MODEL": "mistral-7b", "CTX": str(longest)}) == ("mistral-7b-v0.3", longest)
+    with pytest.raises(BadInputError, match=f"CTX: {longest + 1} is beyond the {longest} positions of mistral-7b-v0.3"):
+        wishes.wish({"MODEL": "llama-3.1-8b,mistral-7b", "CTX": str(longest + 1)})
