@@ -140,11 +140,21 @@ def test_bad_input_ends_before_anything_large_is_installed(clone: Path, target: 
     assert "decodegap mode" in calls(clone)[-1]
 
 
-@pytest.mark.parametrize("target", ["anatomy", "tune", "bench-kernels"])
-def test_what_only_one_target_reads_is_checked_before_anything_large_is_installed(clone: Path, target: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "checks"),
+    [
+        ("kernels", "--on-a-card"),
+        ("anatomy", "--must-measure --settings-of anatomy"),
+        ("tune", "--must-measure --on-a-card --settings-of tune"),
+        ("bench-kernels", "--must-measure --on-a-card --settings-of bench-kernels"),
+    ],
+)
+def test_card_and_settings_are_checked_before_anything_large_is_installed(
+    clone: Path, target: str, checks: str
+) -> None:
     put_python(clone)
     make(clone, target, FAKE_MODE_EXIT="2")
-    assert f" --settings-of {target}|" in calls(clone)[-1]
+    assert calls(clone)[-1].startswith(f"python|-m decodegap mode {checks}|")
 
 
 def test_clean_takes_caches_and_leaves_records(clone: Path) -> None:
