@@ -95,14 +95,25 @@ def test_tiles_of_which_the_compiler_says_no_registers_are_not_capped(loaded: Lo
 
 
 def test_that_time_is_up_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither the tiles nor the caps on the registers of the best are looked at in no time at all."""
+    """No time for the tiles, for the caps on the registers of the best, for either, and enough for both."""
+    monkeypatch.setattr(tune_card.os, "cpu_count", lambda: 1)  # what compiles in this process starts no others
     monkeypatch.setattr(tune_card, "load_tiles", lambda *_: START.having("o", GOOD))
+    monkeypatch.setattr(tune_card, "familiar", lambda *_: [])
     monkeypatch.setattr(tune_card, "candidates", lambda *_: [START.o])
-    monkeypatch.setattr(tune_card, "card_of", lambda *_, **__: card("o", {}))
-    said: list[str] = []
-    tune_card.tune_all(replace(ASKED, seconds=0), "h200", tmp_path, said.append)
-    assert [line for line in said if "time is up" in line] == ["time is up; the same command goes on from here"]
-    assert not any(line.startswith("[") for line in said)
+    monkeypatch.setattr(tune_card, "card_of", lambda *given, **_: replace(card("o", {}), rejected=given[2]))
+    for seconds, capping, looked_at in [
+        (0, 0.15, set()),
+        (100, 0.0, {"tiles"}),
+        (100, 1.0, {"caps"}),
+        (100, 0.15, {"tiles", "caps"}),
+    ]:
+        monkeypatch.setattr(tune_card, "CAPPING", capping)
+        said: list[str] = []
+        tune_card.tune_all(replace(ASKED, seconds=seconds), "h200", tmp_path / f"{seconds}-{capping}", said.append)
+        assert {"caps" if "maxnreg" in line else "tiles" for line in said if line.startswith("[")} == looked_at
+        finished = looked_at == {"tiles", "caps"}
+        up = [line for line in said if "time is up" in line]
+        assert up == ([] if finished else ["time is up; the same command goes on from here"])
 
 
 @pytest.mark.parametrize(
