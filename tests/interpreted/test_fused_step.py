@@ -11,8 +11,9 @@ from transformers import DynamicCache
 from decodegap import arms, attest, decode, fused, models, quantise, reference
 from decodegap.errors import BadInputError, UnsupportedError
 from decodegap.fused import bench, layout, step
+from decodegap.fused.launches import POINTERS
 from decodegap.fused.shape import shape_of
-from decodegap.fused.tiles import Attention, Matvec, Tiles
+from decodegap.fused.tiles import Attention, Matvec, Tiles, default_tiles
 
 MODELS = ("tiny-qwen2", "tiny-llama", "tiny-mistral")
 WIDE = Matvec(rows=32, block=64, warps=4, ahead=2)
@@ -275,6 +276,17 @@ def test_in_4_bits_a_norm_is_prepared_where_its_numbers_are_written():
         assert reference.relative_error(loaded.cache[index, 1, :, -1].flatten(), value) < 0.01
         gated = functional.silu(layer.mlp.gate_proj(second)) * layer.mlp.up_proj(second)
         assert reference.relative_error(loaded.buffers.gated[index], gated) < 0.01
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+def test_kernels_are_compiled_ahead_for_what_they_are_given(monkeypatch, bits):
+    given = []
+    monkeypatch.setattr(step.Launch, "__call__", lambda launch: given.extend(launch.given.items()))
+    loaded = layout.load(prepared(wide(intermediate_size=512, num_hidden_layers=2), 3), capacity=3, bits=bits)
+    step.capture(loaded, default_tiles(loaded.shape), pdl=False).run()
+    types = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
+    assert {(name, types[each.dtype]) for name, each in given} == set(POINTERS.items())
+    assert all(each.data_ptr() % 16 == 0 and each.is_contiguous() for _, each in given)
 
 
 def test_codes_lie_where_the_thread_that_multiplies_them_reads():
