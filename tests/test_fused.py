@@ -211,6 +211,36 @@ def test_kernels_ask_for_weights_before_they_wait_and_do_not_spill(kernel, bits,
 
 
 @needs_triton
+@pytest.mark.parametrize(
+    ("kernel", "bits", "constant"),
+    [
+        ("qkv", 16, {"weights", "gain", "bias", "state"}),  # the position was written before an ordinary launch
+        ("o", 16, {"weights"}),
+        ("gate_up", 16, {"weights", "gain"}),
+        ("lm_head", 16, {"weights", "gain"}),
+        ("qkv", 4, {"weights", "scales", "bias", "state"}),
+        ("o", 4, {"weights", "scales", "next_gain"}),
+        ("gate_up", 4, {"weights", "scales"}),
+    ],
+)
+def test_nothing_that_the_kernel_before_writes_is_read_before_the_wait(kernel, bits, constant, tmp_path, monkeypatch):
+    from decodegap.fused import compiled
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    sizes = {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    one = shape_of(models.lookup("tiny-qwen2").config | sizes, bits)
+    built = kernels_of(one, default_tiles(one), capacity=64, pdl=True)[kernel]
+    before, wait, _ = compiled.compiled(built, early=True, capability=90).asm["ttir"].partition("griddepcontrol.wait")
+    assert wait
+    pointers, loaded = {}, set()
+    for result, operation, operand in re.findall(r"^\s+(%\w+) = (tt\.\w+) (%\w+)", before, re.MULTILINE):
+        pointers[result] = pointers.get(operand, operand)
+        if operation == "tt.load":
+            loaded.add(pointers[result].removeprefix("%"))
+    assert loaded == constant
+
+
+@needs_triton
 def test_every_pointer_has_a_type():
     from decodegap.fused import kernels
 
