@@ -138,6 +138,11 @@ def test_an_entry_with_a_mistake_says_where():
     entry = {name: {"rows": 1, "block": 8, "warps": 1} for name in TILED}
     with pytest.raises(BadInputError, match="unexpected keyword argument 'rows'"):
         from_dict(entry, "h200.toml: x.ctx-1")
+    tiles = load_tiles("qwen2.5-7b", "h200", 2048)
+    written = tomllib.loads(to_toml("x", 1, tiles))["x"]["ctx-1"]
+    for bad in ("2", 2.0, []):
+        with pytest.raises(BadInputError, match=r"^here: down: rows is .* and must be a whole number"):
+            from_dict(written | {"down": written["down"] | {"rows": bad}}, "here")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,16 @@ from decodegap.errors import BadInputError
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"\xff", b"[]", b"3", b"{}", b'{"label": "x", "hf_id": "", "revision": "", "role": "test"}'],
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"[]",
+        b"3",
+        b"[" * 100_000,
+        b"{}",
+        b'{"label": "x", "hf_id": "", "revision": "", "role": "test"}',
+    ],
 )
 def test_a_broken_model_is_one_line_that_names_its_file(content, monkeypatch, tmp_path):
     folder = tmp_path / "models"

@@ -114,5 +114,5 @@ def _read(path: Path) -> Model:
             aliases=tuple(data["aliases"]),
             config=check_config(data["config"], path.name),
         )
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise BadInputError(f"{path.name}: no model: {error}; git has the one that came with it") from None

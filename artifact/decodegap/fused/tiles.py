@@ -116,9 +116,14 @@ def from_dict(entry: dict[str, Any], where: str) -> Tiles:
     """Tiles from an entry of a data file; `BadInputError` says what is missing or unknown in it."""
     try:
         made: dict[str, Any] = {name: (Attention if name == "attention" else Matvec)(**entry[name]) for name in TILED}
-        return Tiles(**made, source=entry.get("source", ""))
+        found = Tiles(**made, source=entry.get("source", ""))
     except (KeyError, TypeError) as error:
         raise BadInputError(f"{where}: {error}; an entry has {', '.join(TILED)} and a source") from None
+    for name in TILED:
+        for key, value in entry[name].items():
+            if not isinstance(value, int):
+                raise BadInputError(f"{where}: {name}: {key} is {value!r} and must be a whole number, true or false")
+    return found
 
 
 def to_toml(model: str, ctx: int, tiles: Tiles) -> str:
