@@ -88,13 +88,13 @@ def catalogue() -> dict[str, Model]:
     return {model.slug: model for model in found}
 
 
-def lookup(slug: str) -> Model:
-    """The model called `slug` or one of its aliases; raise `BadInputError` naming the known ones."""
+def lookup(slug: str, setting: str = "MODELS") -> Model:
+    """The model called `slug` or one of its aliases; raise `BadInputError` naming `setting` and the known ones."""
     for model in catalogue().values():
         if slug == model.slug or slug in model.aliases:
             return model
     known = ", ".join(catalogue())
-    raise BadInputError(f"MODELS: no model is called {slug!r}; known are {known}")
+    raise BadInputError(f"{setting}: no model is called {slug!r}; known are {known}")
 
 
 def with_role(role: Role) -> list[Model]:

@@ -97,10 +97,7 @@ def items(name: str, value: Any) -> list[Any]:
 
 
 def _model(name: str, item: Any) -> str:
-    slugs = {alias: model.slug for model in models.catalogue().values() for alias in (model.slug, *model.aliases)}
-    if not isinstance(item, str) or item not in slugs:
-        raise BadInputError(f"{name}: no model is called {item!r}; known are {', '.join(models.catalogue())}")
-    return slugs[item]
+    return models.lookup(item, name).slug
 
 
 def positive(name: str, value: Any, most: int) -> int:

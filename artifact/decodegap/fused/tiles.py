@@ -1,10 +1,10 @@
 """How the work of each kernel is cut up: the tile shapes, found by a tuner, in a data file per card."""
 
-import tomllib
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import Any
 
+from decodegap import datafile
 from decodegap.errors import BadInputError
 from decodegap.fused.shape import GROUP, TILED, UNIT_ROWS, Shape
 from decodegap.paths import DATA
@@ -100,15 +100,13 @@ def _file(gpu: str) -> dict[str, dict[int, Tiles]]:
     path = FOLDER / f"{gpu}.toml"
     if not path.exists():
         return {}
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-        entries = [(model, key, entry) for model, per in data.items() for key, entry in per.items()]
-        contexts = [int(key.removeprefix("ctx-")) for _, key, _ in entries]
-    except (OSError, ValueError, AttributeError) as error:
-        raise BadInputError(f"{path.name}: no file of tiles: {error}; git has the one that came with it") from None
     found: dict[str, dict[int, Tiles]] = {}
-    for ctx, (model, key, entry) in zip(contexts, entries, strict=True):
-        found.setdefault(model, {})[ctx] = from_dict(entry, f"{path.name}: {model}.{key}")
+    for model, per in datafile.load(path, dict[str, dict[str, dict[str, Any]]]).items():
+        for key, entry in per.items():
+            where, ctx = f"{path.name}: {model}.{key}", key.removeprefix("ctx-")
+            if not ctx.isdecimal():
+                raise BadInputError(f"{where}: not a context such as ctx-2048; git has the file that came with it")
+            found.setdefault(model, {})[int(ctx)] = from_dict(entry, where)
     return found
 
 
