@@ -29,7 +29,7 @@ def tiny(patch: pytest.MonkeyPatch, changes: dict[str, int]) -> Model:
     """A model, which every name from now on stands for."""
     known = models.lookup("tiny-qwen2")
     small = replace(known, config=known.config | changes)
-    patch.setattr(models, "lookup", lambda _: small)
+    patch.setattr(models, "lookup", lambda *_: small)
     return small
 
 

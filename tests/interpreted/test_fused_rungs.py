@@ -29,7 +29,7 @@ def measured(
     """A session of these rungs on a tiny model in bf16."""
     known = models.lookup("tiny-qwen2")
     small = replace(known, config=known.config | config)
-    patch.setattr(models, "lookup", lambda _: small)
+    patch.setattr(models, "lookup", lambda *_: small)
     patch.setitem(plan_ladder.CPU_GROUPS, "rungs", names)
     patch.setattr(fused, "tiles_for", lambda *_: tiles)
     patch.setattr(rungs, "_other_work", lambda *_: "")  # an interpreter launches no kernels
@@ -61,7 +61,7 @@ def test_the_fused_rung_takes_the_weights_and_the_others_get_them_anew(monkeypat
 
 def test_the_tuner_compares_and_judges_real_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     known = models.lookup("tiny-qwen2")
-    monkeypatch.setattr(models, "lookup", lambda _: replace(known, config=known.config | SMALL))
+    monkeypatch.setattr(models, "lookup", lambda *_: replace(known, config=known.config | SMALL))
     monkeypatch.setattr(tune_card, "QUICK_STEPS", 1)
     monkeypatch.setattr(tune_card, "CLOSE_STEPS", 1)
     with torch.inference_mode():

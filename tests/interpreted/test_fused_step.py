@@ -314,7 +314,7 @@ def test_it_is_an_arm_like_any_other():
 
 def test_the_benchmark_checks_and_times(monkeypatch):
     small = config_of("tiny-llama")
-    monkeypatch.setattr(models, "lookup", lambda _: small)
+    monkeypatch.setattr(models, "lookup", lambda *_: small)
     loaded, truth = bench.start("tiny-llama", 9, device="cpu", capacity=12)
     made = step.capture(loaded, TILES, pdl=False)
     line = bench.check_line(made, truth)
